@@ -128,10 +128,20 @@ fn what_is_refused_keeps_its_length() {
     succeed("mke2fs", ["-q", "-t", "ext4", ext.path().to_str().unwrap()]);
     let full = filled(&scratch, "full.img", 120, "", &source(&scratch));
     let ro = mkfs(&scratch, "ro.img", 64 * MIB, "-O extra_attr,ro");
+    let none = Image::empty(&scratch, "none.img", 20 * MIB);
+    let damaged = mkfs(&scratch, "damaged.img", 64 * MIB, "");
+    let file = fs::OpenOptions::new().write(true).open(damaged.path());
+    let file = file.unwrap();
+    for copy in [0, 4096] {
+        // Behind the magic number and the version.
+        file.write_all_at(&[0xFF; 100], copy + 1024 + 8).unwrap();
+    }
     for (image, size, why) in [
         (&ext, "30M", "resize2fs changes its size"),
         (&full, "56M", "blocks in use"),
         (&ro, "1G", "volumes with ro are not resized"),
+        (&none, "1G", "no ext2, ext3, ext4 or f2fs volume"),
+        (&damaged, "1G", "corrupt"),
     ] {
         let image = image.path();
         let before = fs::metadata(image).unwrap().len();
