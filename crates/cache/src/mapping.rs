@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use steadfs_base::{BlockSize, FileBlock, IoTag};
 use steadfs_block::{Buf, IoHandle, Queue};
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_rt::{Condvar, Mutex, Rank};
 
 use crate::write_error::WriteError;
@@ -471,6 +472,7 @@ impl Mapping {
                 .range(range.clone())
                 .any(|(_, p)| p.write.is_some())
         {
+            let _step = waits::during(WaitStep::Io);
             self.write_done.wait(&mut inner);
         }
     }

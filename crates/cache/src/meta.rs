@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicUsize, Ordering};
 
 use steadfs_base::{BlockSize, DevBlock, FixedMap, IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoError, IoHandle, Queue};
-use steadfs_rt::{Condvar, Mutex, Rank, RwLock, RwLockWriteGuard};
+use steadfs_rt::waits::{self, WaitStep};
+use steadfs_rt::{Condvar, Mutex, MutexGuard, Rank, RwLock, RwLockWriteGuard};
 
 const SHARDS: usize = 16;
 /// Longest request of [`MetaCache::prefetch`], in bytes.
@@ -421,9 +422,14 @@ impl MetaCache {
         let mut in_flight = self.in_flight.lock();
         let waits = in_flight.contains(&block.0);
         while in_flight.contains(&block.0) {
-            self.write_done.wait(&mut in_flight);
+            self.wait_for_a_write(&mut in_flight);
         }
         waits
+    }
+
+    fn wait_for_a_write(&self, in_flight: &mut MutexGuard<'_, BTreeSet<u64>>) {
+        let _step = waits::during(WaitStep::Io);
+        self.write_done.wait(in_flight);
     }
 
     /// Completes the writes of these blocks.
@@ -510,7 +516,7 @@ impl MetaCache {
                 return std::mem::take(&mut *dirty);
             }
             drop(dirty);
-            self.write_done.wait(&mut in_flight);
+            self.wait_for_a_write(&mut in_flight);
         }
     }
 
@@ -529,7 +535,7 @@ impl MetaCache {
         {
             let mut in_flight = self.in_flight.lock();
             while !in_flight.insert(block.0) {
-                self.write_done.wait(&mut in_flight);
+                self.wait_for_a_write(&mut in_flight);
             }
         }
         let bio = Bio::write(self.block_size.offset_of(block), vec![content()]);

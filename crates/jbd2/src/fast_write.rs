@@ -30,6 +30,7 @@ use steadfs_base::{IoTag, Tid};
 use steadfs_block::{Bio, Buf, IoHandle};
 use steadfs_cache::BatchedCommit;
 use steadfs_rt::inherit;
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_rt::{OnUnwind, PANICKED, now};
 
 use crate::callers::Callers;
@@ -239,6 +240,7 @@ impl Journal {
             // Another leader has committed it.
             _ => return Ok(None),
         }
+        let _step = waits::during(WaitStep::Commit);
         while let Some(running) = state.running.as_ref().filter(|r| r.open > 0) {
             let _edge = inherit::wait_for(&running.holders);
             self.drained.wait(&mut state);

@@ -5,6 +5,7 @@ use std::time::Duration;
 use crate::MutexGuard;
 use crate::lock_header::held_locks;
 use crate::sim::world::{self, WaitLimit};
+use crate::waits;
 
 /// A condition variable. A wait may end without a notification: test the condition in a loop.
 ///
@@ -70,6 +71,7 @@ impl Condvar {
                 world::wait(self.address(), header, limit, &|| !mutex.is_locked())
             })
         } else {
+            let _step = (limit != WaitLimit::Unlimited).then(waits::for_condition);
             match limit {
                 WaitLimit::Timeout(limit) => {
                     self.inner.wait_for(&mut guard.inner, limit).timed_out()

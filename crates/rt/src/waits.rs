@@ -2,7 +2,8 @@
 //!
 //! Problem: a task in a slow call sleeps somewhere below the call, and nothing shows where. Rule: a task that serves calls
 //! has a [`TaskWaits`] ([`TaskWaits::of_task`]), and code that is about to sleep names its step until it goes on
-//! ([`during`]). Steps nest: a commit that waits for the device is `commit, device`.
+//! ([`during`]). Steps nest: a commit that waits for the device is `commit, device`. A wait for a condition that is in no
+//! step is one for another task.
 //!
 //! Cost: nothing in calls that do not sleep. A step is a look at a thread-local, two stores and, if it is the outermost,
 //! a reading of the clock; waiting for a request adds one uncontended lock. Tasks without a `TaskWaits` (flusher, commit
@@ -35,10 +36,12 @@ pub enum WaitStep {
     Flush = 7,
     /// The limit of dirty data.
     DirtyLimit = 8,
+    /// What another task does.
+    Task = 9,
 }
 
 impl WaitStep {
-    const ALL: [Self; 8] = [
+    const ALL: [Self; 9] = [
         Self::Lock,
         Self::Io,
         Self::Commit,
@@ -47,6 +50,7 @@ impl WaitStep {
         Self::LogSpace,
         Self::Flush,
         Self::DirtyLimit,
+        Self::Task,
     ];
 
     /// The name that users see.
@@ -60,6 +64,7 @@ impl WaitStep {
             Self::LogSpace => "log space",
             Self::Flush => "flush of the file",
             Self::DirtyLimit => "dirty limit",
+            Self::Task => "another request",
         }
     }
 }
@@ -139,10 +144,21 @@ pub fn during(step: WaitStep) -> WaitGuard {
     if world::simulated() {
         return WaitGuard(None);
     }
+    begin(step, |_| true)
+}
+
+/// Records that the running task is about to wait for a condition, unless it is in a step already.
+pub(crate) fn for_condition() -> WaitGuard {
+    begin(WaitStep::Task, |outer| outer == 0)
+}
+
+/// Records `step` if `is_wanted` inside the steps of the task.
+fn begin(step: WaitStep, is_wanted: impl FnOnce(u32) -> bool) -> WaitGuard {
     // Fails on a thread that is ending.
     let own = WAITS.try_with(|own| own.borrow().clone()).ok().flatten();
-    WaitGuard(own.map(|own| {
-        let outer = own.steps.load(Ordering::Relaxed);
+    let outer = |own: &TaskWaits| own.steps.load(Ordering::Relaxed);
+    WaitGuard(own.filter(|own| is_wanted(outer(own))).map(|own| {
+        let outer = outer(&own);
         if outer == 0 {
             own.since.store(now().0, Ordering::Relaxed);
         }
@@ -186,6 +202,7 @@ impl Drop for WaitGuard {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Condvar, Mutex, Rank};
 
     struct InDevice;
 
@@ -213,6 +230,37 @@ mod tests {
             assert_eq!(waits.wait().unwrap().steps, ["I/O"]);
             drop(ended);
         });
+        task.join();
+    }
+
+    #[test]
+    fn a_condition_is_a_step_of_its_own_only_outside_of_others() {
+        let (waits, shown) = std::sync::mpsc::channel();
+        let met = Arc::new((Mutex::new(Rank::Leaf, 0), Condvar::new()));
+        let task = crate::spawn("waits", {
+            let met = Arc::clone(&met);
+            move || {
+                waits.send(TaskWaits::of_task()).unwrap();
+                let (met, changed) = &*met;
+                let wait_until = |value| {
+                    let mut met = met.lock();
+                    while *met < value {
+                        changed.wait(&mut met);
+                    }
+                };
+                wait_until(1);
+                let _commit = during(WaitStep::Commit);
+                wait_until(2);
+            }
+        });
+        let shown: Arc<TaskWaits> = shown.recv().unwrap();
+        for (value, step) in [(1, "another request"), (2, "commit")] {
+            while shown.wait().is_none_or(|wait| wait.steps != [step]) {
+                crate::yield_now();
+            }
+            *met.0.lock() = value;
+            met.1.notify_all();
+        }
         task.join();
     }
 

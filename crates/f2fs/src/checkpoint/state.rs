@@ -6,6 +6,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_rt::{Condvar, Instant, Mutex, MutexGuard, Rank, now};
 use steadfs_vfs::{FsError, Result};
 
@@ -222,6 +223,7 @@ impl Checkpoints {
             version <= state.version,
             "a task waits only for a checkpoint that has begun"
         );
+        let _step = waits::during(WaitStep::Checkpoint);
         while state.last.version < version {
             if let Some(cause) = aborted() {
                 return Err(FsError::Stopped(cause));

@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use steadfs_base::IoTag;
 use steadfs_block::{IoHandle, Queue};
 use steadfs_cache::{BatchedCommit, CommitBatch};
+use steadfs_rt::waits::{self, WaitStep};
 use steadfs_rt::{Condvar, Mutex, MutexGuard, Rank};
 use steadfs_vfs::{FsError, Result};
 
@@ -279,6 +280,7 @@ impl NodeWrites {
                 queue.boost(&io, tag);
             }
             state = self.state.lock();
+            let _step = waits::during(WaitStep::Io);
             while has_some(&state) {
                 self.ended.wait(&mut state);
             }
