@@ -1,4 +1,7 @@
-"""Reads metrics with the parser of Prometheus' own client library, checks them, and prints each sample as JSON."""
+"""Reads metrics with the parser of Prometheus' own client library, checks them, and prints each sample as JSON.
+
+usage: metrics.py DEVICE FSTYPE MOUNTPOINT: what the labels of every sample say, which are not printed
+"""
 
 import json
 import sys
@@ -6,12 +9,14 @@ import sys
 from prometheus_client.parser import text_string_to_metric_families
 
 text = sys.stdin.read()
+mount = dict(zip(("device", "fstype", "mountpoint"), sys.argv[1:], strict=True))
 samples = {}
 for family in text_string_to_metric_families(text):
     assert family.type in ("counter", "gauge", "histogram"), family
     assert family.documentation.endswith("."), family
     buckets = {}
     for sample in family.samples:
+        assert {name: sample.labels.pop(name, None) for name in mount} == mount, sample
         key = sample.name + json.dumps(sample.labels, sort_keys=True)
         assert key not in samples, f"{key} is there twice"
         samples[key] = sample.value

@@ -5,6 +5,7 @@ use std::ffi::OsStr;
 use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
@@ -27,12 +28,14 @@ fn volume(scratch: &Scratch, kind: &str) -> Image {
     Image::at(path)
 }
 
-/// The samples of a mount's metrics as Prometheus' client library reads them, by name and labels.
-fn metrics(mount: &SteadMount) -> Value {
+/// The samples of a mount's metrics as Prometheus' client library reads them, by name and labels but for those that
+/// name the mount.
+fn metrics(mount: &SteadMount, image: &Path, kind: &str) -> Value {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/metrics.py");
     // The library belongs to Debian's Python.
     let mut judge = Command::new("/usr/bin/python3")
         .arg(script)
+        .args([image, Path::new(kind), mount.root()])
         .stdin(Stdio::from(
             File::open(mount.join(".steadfs/metrics")).unwrap(),
         ))
@@ -54,11 +57,13 @@ fn write_and_sync(mount: &SteadMount, name: &str, bytes: usize) {
 fn metrics_are_those_of_prometheus_and_count() {
     let scratch = Scratch::new();
     for (kind, own) in KINDS {
-        let mount = SteadMount::new(&scratch, volume(&scratch, kind).path(), "");
-        let before = metrics(&mount);
+        let image = volume(&scratch, kind);
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        let metrics = || metrics(&mount, image.path(), kind);
+        let before = metrics();
         write_and_sync(&mount, "one", 1 << 20);
         write_and_sync(&mount, "two", 4096);
-        let after = metrics(&mount);
+        let after = metrics();
         let grew = |key: &str| {
             let value = |samples: &Value| samples[key].as_f64().unwrap_or(0.0);
             value(&after) - value(&before)
@@ -77,7 +82,7 @@ fn metrics_are_those_of_prometheus_and_count() {
         assert!(of_format >= 10, "{kind}: {after}");
         let dirty = "steadfs_dirty_bytes{}";
         fs::write(mount.join("dirty"), vec![1; 300_000]).unwrap();
-        let dirty = metrics(&mount)[dirty].as_f64().unwrap();
+        let dirty = metrics()[dirty].as_f64().unwrap();
         assert!(dirty >= 300_000.0, "{dirty}");
 
         let stat = steadfs(["stat".as_ref(), "--json".as_ref(), mount.root().as_os_str()]);

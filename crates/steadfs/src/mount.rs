@@ -25,6 +25,9 @@ pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mo
     let mut options = options.clone();
     // This process serves, as it is.
     options.sandbox = false;
+    let place = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
+    let place = place.into_os_string().into_encoded_bytes();
+    options.ext4.mounted_on.get_or_insert(place);
     let (fs, how) = prepare(volume, &options, Some(&[]), steadfs_rt::kernel_ids());
     let mounted = steadfs_fuse::mount(fs, mountpoint, how)?;
     volume.in_use().leave_to_server();
@@ -136,6 +139,7 @@ fn prepare(
         io: Arc::clone(volume.io()),
         options: fixed,
         kind: volume.kind(),
+        path: volume.path().to_owned(),
         stats: Arc::clone(&stats),
     };
     let mut fs = WithControl::new(volume.fs())

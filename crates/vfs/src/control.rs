@@ -54,6 +54,10 @@ pub trait ControlLayer: Send + Sync {
     fn options(&self) -> String;
     /// The layer's control files. They hide files of the volume with the same paths.
     fn control(&self) -> &dyn Control;
+    /// The labels of all metrics of the mount.
+    fn labels(&self) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
 }
 
 /// A remount's options that were checked for one layer.

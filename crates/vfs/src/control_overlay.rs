@@ -239,7 +239,13 @@ impl WithControl {
 
     /// The metrics of all parts of the mount.
     fn metrics(&self) -> String {
-        let mut metrics = Metrics::default();
+        let labels = self.layer.as_deref().map(ControlLayer::labels);
+        let labels = labels.unwrap_or_default();
+        let labels: Vec<_> = labels
+            .iter()
+            .map(|(name, text)| (*name, &text[..]))
+            .collect();
+        let mut metrics = Metrics::with_labels(&labels);
         for control in self.controls() {
             control.metrics(&mut metrics);
         }

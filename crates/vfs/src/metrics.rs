@@ -87,6 +87,8 @@ pub type Label<'a> = (&'static str, &'a str);
 /// Families of metrics, in the order in which they were first added.
 #[derive(Debug, Default)]
 pub struct Metrics {
+    /// The labels of every sample, as they are written.
+    common: String,
     families: Vec<Family>,
 }
 
@@ -95,11 +97,23 @@ struct Family {
     name: &'static str,
     help: &'static str,
     kind: MetricKind,
+    /// The labels of every sample, as they are written.
+    common: String,
     /// Complete lines.
     samples: String,
 }
 
 impl Metrics {
+    /// No metrics yet; each will have these labels before its own.
+    pub fn with_labels(labels: &[Label<'_>]) -> Self {
+        let mut common = String::new();
+        write_labels(&mut common, labels.iter().copied());
+        Self {
+            common,
+            families: Vec::new(),
+        }
+    }
+
     /// Adds a sample of a counter, whose name ends in `_total`.
     pub fn counter(
         &mut self,
@@ -133,18 +147,17 @@ impl Metrics {
         times: &TimeHistogram,
     ) {
         assert!(name.ends_with("_seconds"), "{name} is the name of times");
-        let samples = &mut self.family(name, help, MetricKind::Histogram).samples;
+        let family = self.family(name, help, MetricKind::Histogram);
         let mut cumulated = 0;
         for &(bound, count) in &times.buckets {
             cumulated += count;
             let bound = MetricValue::Time(bound).to_string();
-            line(samples, (name, "_bucket"), labels, Some(&bound), &cumulated);
+            family.line("_bucket", labels, Some(&bound), &cumulated);
         }
         let count = times.count();
-        line(samples, (name, "_bucket"), labels, Some("+Inf"), &count);
-        let sum = MetricValue::Time(times.sum);
-        line(samples, (name, "_sum"), labels, None, &sum);
-        line(samples, (name, "_count"), labels, None, &count);
+        family.line("_bucket", labels, Some("+Inf"), &count);
+        family.line("_sum", labels, None, &MetricValue::Time(times.sum));
+        family.line("_count", labels, None, &count);
     }
 
     fn sample(
@@ -156,7 +169,7 @@ impl Metrics {
         value: MetricValue,
     ) {
         let family = self.family(name, help, kind);
-        line(&mut family.samples, (name, ""), labels, None, &value);
+        family.line("", labels, None, &value);
     }
 
     fn family(&mut self, name: &'static str, help: &'static str, kind: MetricKind) -> &mut Family {
@@ -166,6 +179,7 @@ impl Metrics {
                 name,
                 help,
                 kind,
+                common: self.common.clone(),
                 samples: String::new(),
             });
             self.families.len() - 1
@@ -179,36 +193,42 @@ impl Metrics {
     }
 }
 
-/// One line of a sample; `le` is the bound of a bucket.
-fn line(
-    out: &mut String,
-    (name, suffix): (&str, &str),
-    labels: &[Label<'_>],
-    le: Option<&str>,
-    value: &dyn Display,
-) {
-    out.push_str(name);
-    out.push_str(suffix);
-    let all = labels.iter().copied().chain(le.map(|bound| ("le", bound)));
-    for (n, (label, text)) in all.enumerate() {
-        out.push_str(if n == 0 { "{" } else { "," });
-        out.push_str(label);
-        out.push_str("=\"");
+impl Family {
+    /// Adds the line of a sample; `le` is the bound of a bucket.
+    fn line(&mut self, suffix: &str, labels: &[Label<'_>], le: Option<&str>, value: &dyn Display) {
+        let mut all = self.common.clone();
+        write_labels(
+            &mut all,
+            labels.iter().copied().chain(le.map(|bound| ("le", bound))),
+        );
+        let (open, close) = if all.is_empty() { ("", "") } else { ("{", "}") };
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            self.samples,
+            "{}{suffix}{open}{all}{close} {value}",
+            self.name
+        );
+    }
+}
+
+/// Adds labels to a list of them.
+fn write_labels<'a>(list: &mut String, labels: impl Iterator<Item = Label<'a>>) {
+    for (label, text) in labels {
+        if !list.is_empty() {
+            list.push(',');
+        }
+        list.push_str(label);
+        list.push_str("=\"");
         for c in text.chars() {
             match c {
-                '\\' => out.push_str("\\\\"),
-                '"' => out.push_str("\\\""),
-                '\n' => out.push_str("\\n"),
-                c => out.push(c),
+                '\\' => list.push_str("\\\\"),
+                '"' => list.push_str("\\\""),
+                '\n' => list.push_str("\\n"),
+                c => list.push(c),
             }
         }
-        out.push('"');
+        list.push('"');
     }
-    if le.is_some() || !labels.is_empty() {
-        out.push('}');
-    }
-    // Writing to a string cannot fail.
-    let _ = writeln!(out, " {value}");
 }
 
 impl Display for Metrics {
@@ -235,6 +255,17 @@ mod tests {
         let text = "# HELP a_total Things.\n# TYPE a_total counter\n\
             a_total{group=\"/x\\\"y\\\\z\\n\"} 3\na_total{group=\"/\",kind=\"k\"} 4\n\
             # HELP b_seconds Age.\n# TYPE b_seconds gauge\nb_seconds 2.5\n";
+        assert_eq!(metrics.to_string(), text);
+    }
+
+    #[test]
+    fn common_labels_are_before_the_own_ones() {
+        let mut metrics = Metrics::with_labels(&[("device", "/a\"b"), ("fstype", "ext4")]);
+        metrics.counter("a_total", "Things.", &[("kind", "k")], 1);
+        metrics.gauge("b", "Others.", &[], 2);
+        let text = "# HELP a_total Things.\n# TYPE a_total counter\n\
+            a_total{device=\"/a\\\"b\",fstype=\"ext4\",kind=\"k\"} 1\n\
+            # HELP b Others.\n# TYPE b gauge\nb{device=\"/a\\\"b\",fstype=\"ext4\"} 2\n";
         assert_eq!(metrics.to_string(), text);
     }
 

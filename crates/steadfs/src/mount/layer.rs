@@ -1,5 +1,6 @@
 //! The options and control files that a mount adds to those of its volume.
 
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use steadfs_fuse::Stats;
@@ -23,6 +24,8 @@ pub(super) struct MountLayer {
     pub io: Arc<Io>,
     pub options: Options,
     pub kind: Kind,
+    /// Where the volume is.
+    pub path: PathBuf,
     pub stats: Arc<Stats>,
 }
 
@@ -42,6 +45,15 @@ impl ControlLayer for MountLayer {
 
     fn control(&self) -> &dyn Control {
         self
+    }
+
+    /// Those of Prometheus' node exporter for file systems.
+    fn labels(&self) -> Vec<(&'static str, String)> {
+        let device = self.path.display().to_string();
+        let mut labels = vec![("device", device), ("fstype", self.kind.name().to_owned())];
+        let mountpoint = self.options.ext4.mounted_on.as_deref();
+        labels.extend(mountpoint.map(|path| ("mountpoint", String::from_utf8_lossy(path).into())));
+        labels
     }
 }
 
