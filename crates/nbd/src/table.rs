@@ -9,7 +9,7 @@ use steadfs_block::{Bio, Buf, Done, Op};
 
 use crate::job::{Abilities, Job, Piece};
 use crate::reply::Coverage;
-use crate::wire::Kind;
+use crate::wire::{FLAG_FUA, Kind};
 
 /// A request that the server has not answered yet.
 pub struct Command {
@@ -17,6 +17,8 @@ pub struct Command {
     pub connection: usize,
     job: u64,
     pub kind: Kind,
+    /// A FLUSH, or a write with FUA.
+    durable: bool,
     /// Where it begins within the bio.
     from: u64,
     /// First byte in the export.
@@ -105,6 +107,7 @@ impl Table {
             connection,
             job: number,
             kind: piece.kind,
+            durable: piece.kind == Kind::Flush || piece.flags & FLAG_FUA != 0,
             from: piece.from,
             offset,
             len: piece.len,
@@ -153,7 +156,8 @@ impl Table {
         if command.kind == Kind::Read {
             job.take_read(command.from, command.len, command.memory);
         }
-        if let (Kind::Flush, Err(why)) = (command.kind, &result) {
+        // A write with FUA is a FLUSH, too, to a server with a cache of its own.
+        if let (true, Err(why)) = (command.durable, &result) {
             self.flush_failed
                 .get_or_insert_with(|| format!("an earlier FLUSH failed: {why}"));
         }

@@ -31,7 +31,8 @@
 //!
 //! # Flushes
 //! One FLUSH runs at a time, and none beside a write with a preflush: if a FLUSH loses writes, no such write (a
-//! commit record, the end of a checkpoint) may become durable, neither meanwhile nor later. FLUSHes that arrive
+//! commit record, the end of a checkpoint) may become durable, neither meanwhile nor later. A write with FUA alone is one
+//! of them, since its failure may be that of an earlier write, which no later FLUSH reports. FLUSHes that arrive
 //! meanwhile share the next one, which starts after they arrived: it covers every write that had completed when
 //! they were submitted. FLUSHes are numbered: a task that knows which number its data needs can check whether
 //! that one or a later one, of any task, has succeeded, and skips its own ([`Queue::next_flush`],

@@ -156,6 +156,22 @@ fn a_failed_flush_fails_all_later_ones() {
 }
 
 #[test]
+fn a_failed_write_with_fua_fails_all_later_flushes() {
+    let fake = Fake::start(|peer| {
+        peer.negotiate(FLAGS, true)?;
+        let first = peer.request()?;
+        peer.simple(first.cookie, 5, &[])?;
+        assert!(peer.rest()?.is_empty());
+        Ok(())
+    });
+    let queue = fake.queue();
+    let durable = Bio::write(0, vec![Buf::zeroed(512)]).with_fua();
+    assert!(write(&queue, durable).is_err());
+    let error = flush(&queue).unwrap_err();
+    assert!(error.contains("an earlier FLUSH failed"), "{error}");
+}
+
+#[test]
 fn a_lost_connection_fails_what_is_in_flight_and_all_that_follows() {
     let fake = Fake::start(|peer| {
         peer.negotiate(FLAGS, true)?;

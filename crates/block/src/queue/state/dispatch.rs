@@ -25,7 +25,7 @@ impl QueueState {
             let id = self.id_of(io);
             self.in_flight += 1;
             let request = self.request_mut(id);
-            if !flushes_first(&request.bio) || self.flushing.is_none() {
+            if !makes_durable(&request.bio) || self.flushing.is_none() {
                 return Some(self.dispatch_request(id, false, now));
             }
             self.request_mut(id).phase = Phase::Blocked;
@@ -52,8 +52,10 @@ impl QueueState {
                 .collect(),
             false => Vec::new(),
         };
-        if flushes_first(&bio) {
+        if makes_durable(&bio) {
             self.flushing = Some(id);
+        }
+        if flushes_first(&bio) {
             self.flushes += 1;
             self.request_mut(id).flush = Some(self.flushes);
         }
@@ -97,6 +99,7 @@ impl QueueState {
         self.in_flight -= 1;
         let result = match request.flush {
             Some(number) => self.end_flush(number, bio, result),
+            None if bio.fua => result.inspect_err(|error| self.record_flush_error(error)),
             None => result,
         };
         if request.epoch == self.epoch {
@@ -136,10 +139,14 @@ impl QueueState {
             }
             (Some(cause), Ok(())) => Err(earlier_flush_failed(bio, cause)),
             (_, Err(error)) => {
-                self.flush_error.get_or_insert_with(|| error.cause.clone());
+                self.record_flush_error(&error);
                 Err(error)
             }
         }
+    }
+
+    fn record_flush_error(&mut self, error: &IoError) {
+        self.flush_error.get_or_insert_with(|| error.cause.clone());
     }
 }
 
@@ -157,6 +164,12 @@ pub(in super::super) struct Dispatch {
 /// Whether the device flushes before it does anything else for a bio.
 fn flushes_first(bio: &Bio) -> bool {
     bio.op == Op::Flush || bio.preflush
+}
+
+/// Whether the device has more to do for a bio than to take its data. Where the host has a cache of its own, it reports a
+/// write that it lost to the first of them only, whichever write that was.
+fn makes_durable(bio: &Bio) -> bool {
+    flushes_first(bio) || bio.fua
 }
 
 /// The error of a bio after a failed FLUSH.

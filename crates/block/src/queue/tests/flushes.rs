@@ -44,6 +44,28 @@ fn a_flush_and_a_preflush_run_one_after_the_other() {
     }
 }
 
+/// The host reports a write that it lost once: here to the write with FUA.
+#[test]
+fn a_write_with_fua_is_not_beside_a_flush_and_its_failure_is_that_of_the_next() {
+    for tag in [WAITED, BACKGROUND] {
+        let device = Puppet::new();
+        let queue = queue(&device, 8);
+        let tail = queue.submit(block(3, 1).with_fua(), BACKGROUND);
+        let flush = queue.flush(tag);
+        let commit = queue.submit(block(5, 1).preflush_and_fua(), tag);
+        assert!(!flush.is_done() && !commit.is_done());
+        assert_eq!(device.pending(), 1, "one after the other");
+        let needed = queue.next_flush();
+        fail(&device);
+        for io in [tail, flush, commit] {
+            assert!(io.wait().unwrap_err().cause.contains("gone"));
+        }
+        assert!(!queue.has_flushed(needed));
+        let stats = queue.stats();
+        assert_eq!((stats.held, stats.queued, stats.in_flight), (0, 0, 0));
+    }
+}
+
 #[test]
 fn nothing_becomes_durable_after_a_failed_flush() {
     for tag in [WAITED, BACKGROUND] {
