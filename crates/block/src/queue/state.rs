@@ -485,6 +485,13 @@ impl QueueState {
             return BoostOutcome::AlreadyDispatched;
         };
         let (phase, old) = (request.phase, request.tag);
+        let knows_waiters = request.epoch == self.epoch;
+        if phase == Phase::Dispatched || self.parked.contains(&id) {
+            // The policy learns that a task waits for what it has dispatched.
+            if knows_waiters {
+                self.sched.boost(id.io_id(), tag, nanos(now));
+            }
+        }
         if phase == Phase::Dispatched {
             return BoostOutcome::AlreadyDispatched;
         }

@@ -136,3 +136,25 @@ fn background_writes_are_short_beside_flushes() {
     };
     sim::run(sim::Config::new(1), run);
 }
+
+/// A commit by its timer was dispatched before a task's fsync joined it.
+#[test]
+fn a_task_that_joins_a_commit_in_flight_is_a_caller_of_fsync() {
+    let device = Puppet::new();
+    let queue = Queue::with_settings(Arc::clone(&device) as _, QueueSettings::default());
+    let idle = queue.describe();
+    let timer = BACKGROUND.with_urgency(Urgency::Journal);
+    let commit = queue.submit(block(3, 1).preflush_and_fua(), timer);
+    let waiter = IoTag {
+        owner: steadfs_base::OwnerId(9),
+        ..WAITED
+    };
+    assert!(!commit.is_done(), "asking starts it");
+    assert_eq!(device.pending(), 1);
+    queue.boost(&commit, waiter);
+    device.end(0);
+    commit.wait().unwrap();
+    assert!(!idle.contains("in force"), "{idle}");
+    let known = queue.describe();
+    assert!(known.contains("in force"), "{known}");
+}
