@@ -1,7 +1,7 @@
 //! A device with a modelled speed, for tests of I/O scheduling.
 
 use std::io;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use steadfs_rt::{Instant, Mutex, Rank, now};
@@ -30,6 +30,8 @@ const MIN_TRANSFER_BYTES: u64 = 64 << 10;
 pub struct ModelDevice {
     inner: Arc<dyn Device>,
     geometry: Geometry,
+    /// Its geometry since it has become writable.
+    writable: OnceLock<Geometry>,
     model: DeviceModel,
     state: Mutex<ModelState>,
     ends: DelayedCompletions,
@@ -93,6 +95,7 @@ impl ModelDevice {
         Ok(Self {
             inner,
             geometry,
+            writable: OnceLock::new(),
             model,
             state: Mutex::new(Rank::Leaf, state),
             ends: DelayedCompletions::start("device-model")?,
@@ -102,7 +105,7 @@ impl ModelDevice {
 
 impl Device for ModelDevice {
     fn geometry(&self) -> &Geometry {
-        &self.geometry
+        self.writable.get().unwrap_or(&self.geometry)
     }
 
     fn start(&self, bio: Bio, done: Done) {
@@ -122,7 +125,12 @@ impl Device for ModelDevice {
     }
 
     fn make_writable(&self) -> Result<(), String> {
-        self.inner.make_writable()
+        self.inner.make_writable()?;
+        self.writable.get_or_init(|| Geometry {
+            read_only: false,
+            ..self.geometry.clone()
+        });
+        Ok(())
     }
 }
 
@@ -155,6 +163,30 @@ mod tests {
             .map(|n| queue.submit(Bio::write(n * piece, bufs(n)), IoTag::default()))
             .collect();
         wait_all(&ios).unwrap();
+    }
+
+    /// Its owner was read only while it was opened.
+    #[test]
+    fn it_becomes_writable_with_its_device() {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        file.as_file().set_len(MIB).unwrap();
+        let options = crate::OpenOptions {
+            read_only: true,
+            ..crate::OpenOptions::default()
+        };
+        let inner = Arc::new(crate::FileDevice::open(file.path(), options).unwrap());
+        let model = DeviceModel {
+            bytes_per_second: 1 << 30,
+            latency: Duration::ZERO,
+            flush: Duration::ZERO,
+            depth: 4,
+        };
+        let device = Arc::new(ModelDevice::new(inner, model));
+        let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+        let piece = || Bio::write(0, vec![Buf::zeroed(4096)]);
+        assert!(queue.submit(piece(), IoTag::default()).wait().is_err());
+        device.make_writable().unwrap();
+        queue.submit(piece(), IoTag::default()).wait().unwrap();
     }
 
     #[test]
