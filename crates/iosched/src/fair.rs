@@ -27,7 +27,7 @@ use steadfs_base::{GroupId, IoTag, OwnerId, Urgency};
 
 use crate::{BoostOutcome, Direction, Io, IoId, Nanos, Scheduler};
 use device_speed::DeviceSpeed;
-use entry::{Entry, InFlight};
+use entry::{Entry, InFlight, cost_bytes};
 use fsync_latency::Share;
 use lanes::{class, is_sync, lane_of};
 use options::WEIGHTS;
@@ -250,8 +250,10 @@ impl<R: Rules> FairQueue<R> {
         } else if entry.is_volatile() {
             self.volatile.write_begins(entry.bytes);
         }
-        self.in_flight.count(entry.tag, entry.bytes, true);
-        self.speed.begin(entry.flushes, now);
+        self.in_flight.count(&entry, true);
+        if entry.is_transfer() {
+            self.speed.begin(entry.flushes, now);
+        }
         let share = match self.rules.fsync().and_then(|fsync| fsync.caller(now)) {
             Some(caller) if !is_sync(entry.tag) => self.share_beside(caller, entry.tag),
             _ => None,
@@ -328,7 +330,7 @@ impl<R: Rules> Scheduler for FairQueue<R> {
                 io.charged
             },
             leaf_shares: false,
-            bytes: io.bytes,
+            bytes: cost_bytes(io.direction, io.bytes),
             direction: io.direction,
             flushes: io.flushes,
             arrival: self.arrivals,
@@ -372,7 +374,7 @@ impl<R: Rules> Scheduler for FairQueue<R> {
     fn grow(&mut self, id: IoId, bytes: u64) {
         let entry = self.entry_mut(id);
         assert!(entry.queued, "only queued requests grow");
-        entry.bytes += bytes;
+        entry.bytes = cost_bytes(entry.direction, entry.bytes + bytes);
     }
 
     fn share(&mut self, id: IoId, tag: IoTag, now: Nanos) {
@@ -453,7 +455,7 @@ impl<R: Rules> Scheduler for FairQueue<R> {
         if let Some(fsync) = self.rules.fsync_mut() {
             fsync.completed(&entry, self.in_flight, &self.speed, now);
         }
-        self.in_flight.count(entry.tag, entry.bytes, false);
+        self.in_flight.count(&entry, false);
         if entry.flushes > 0 {
             let took = now.0.saturating_sub(entry.dispatched.0) / u64::from(entry.flushes);
             self.volatile
@@ -461,8 +463,10 @@ impl<R: Rules> Scheduler for FairQueue<R> {
         } else if entry.is_volatile() {
             self.volatile.write_ends(entry.bytes);
         }
-        self.speed
-            .end(entry.flushes, entry.bytes, entry.dispatched, now);
+        if entry.is_transfer() {
+            self.speed
+                .end(entry.flushes, entry.bytes, entry.dispatched, now);
+        }
         self.end_sharers(id, now);
         if let Some(leaf) = entry.leaf {
             self.tree.record_completion(leaf, now);

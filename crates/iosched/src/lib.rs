@@ -28,8 +28,10 @@ pub struct Nanos(pub u64);
 pub enum Direction {
     /// Reads data.
     Read,
-    /// Writes data, or changes a range (discard, zeroes).
+    /// Writes data.
     Write,
+    /// Changes a range without data (discard, zeroes): it takes time of the device, and nothing of its throughput.
+    Range,
     /// Makes the device's volatile cache durable.
     Flush,
 }

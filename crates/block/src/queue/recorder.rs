@@ -105,7 +105,8 @@ impl Recorder {
             match op {
                 _ if failed => {}
                 Op::Read => group.read += part.len,
-                _ => group.written += part.len,
+                Op::Write | Op::WriteZeroes => group.written += part.len,
+                Op::Discard | Op::Flush => {}
             }
         }
     }

@@ -262,7 +262,8 @@ pub(super) fn is_mergeable(bio: &Bio) -> bool {
 pub(super) fn direction(op: Op) -> Direction {
     match op {
         Op::Read => Direction::Read,
-        Op::Write | Op::Discard | Op::WriteZeroes => Direction::Write,
+        Op::Write => Direction::Write,
+        Op::Discard | Op::WriteZeroes => Direction::Range,
         Op::Flush => Direction::Flush,
     }
 }

@@ -383,6 +383,9 @@ fn groups_have_their_own_counters() {
     device.end_all();
     wait_all(&ios).unwrap();
     queue.read(0, 512, mine).unwrap();
+    let discard = queue.submit(Bio::discard(0, UNIT), BACKGROUND);
+    device.end_all();
+    discard.wait().unwrap();
     let groups = queue.stats().groups;
     let of = |n: usize| {
         let group = &groups[n];
@@ -397,7 +400,7 @@ fn groups_have_their_own_counters() {
         )
     };
     assert_eq!(groups.len(), 2);
-    assert_eq!(of(0), (0, 2, 0, 2 * UNIT, 0, 2));
+    assert_eq!(of(0), (0, 3, 0, 2 * UNIT, 0, 3));
     assert_eq!(of(1), (7, 2, UNIT, UNIT, UNIT, 2));
     let named = queue
         .stats()

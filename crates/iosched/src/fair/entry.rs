@@ -15,7 +15,7 @@ pub struct Entry {
     pub(super) charged: IoTag,
     /// Whether a sharer has the leaf that it was boosted to, which is charged then, too.
     pub(super) leaf_shares: bool,
-    /// Its size.
+    /// Its size, or its cost if it transfers nothing.
     pub bytes: u64,
     /// Its kind.
     pub direction: Direction,
@@ -34,7 +34,28 @@ pub struct Entry {
     pub(super) task_waits: bool,
 }
 
+/// What a request of a range costs at most: its bytes are not transferred.
+const RANGE_COST_BYTES: u64 = 64 << 10;
+
+/// What a request costs, in bytes that are transferred.
+pub(super) fn cost_bytes(direction: Direction, bytes: u64) -> u64 {
+    match direction {
+        Direction::Range => bytes.min(RANGE_COST_BYTES),
+        Direction::Read | Direction::Write | Direction::Flush => bytes,
+    }
+}
+
 impl Entry {
+    /// Whether it has data, which the device transfers.
+    pub(super) fn is_transfer(&self) -> bool {
+        self.direction != Direction::Range
+    }
+
+    /// Whether it may be a step of an fsync, if it is sync.
+    pub(super) fn is_sync_step(&self) -> bool {
+        matches!(self.direction, Direction::Write | Direction::Flush)
+    }
+
     pub(super) fn is_flush(&self) -> bool {
         self.direction == Direction::Flush
     }
@@ -54,6 +75,8 @@ pub struct InFlight {
     pub background: usize,
     /// Bytes of the async requests.
     pub background_bytes: u64,
+    /// Async requests without data.
+    pub background_ranges: usize,
     /// Those of both kinds that are of the idle class.
     pub idle: usize,
 }
@@ -63,12 +86,16 @@ impl InFlight {
         self.sync + self.background
     }
 
-    pub(super) fn count(&mut self, tag: IoTag, bytes: u64, more: bool) {
+    pub(super) fn count(&mut self, entry: &Entry, more: bool) {
+        let Entry { tag, bytes, .. } = *entry;
         let change = |n: &mut usize| *n = if more { *n + 1 } else { *n - 1 };
         if is_sync(tag) {
             change(&mut self.sync);
         } else {
             change(&mut self.background);
+            if !entry.is_transfer() {
+                change(&mut self.background_ranges);
+            }
             self.background_bytes = if more {
                 self.background_bytes + bytes
             } else {

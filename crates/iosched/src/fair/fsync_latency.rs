@@ -37,7 +37,7 @@ use super::entry::{Entry, InFlight};
 use super::lanes::is_sync;
 use super::options::FairOptions;
 use super::window_min::WindowMin;
-use crate::{Direction, Nanos};
+use crate::Nanos;
 use hold::Hold;
 use keep_busy::KeepBusy;
 
@@ -249,14 +249,14 @@ impl FsyncLatency {
         }
         self.last_event = now;
         let mut before = in_flight;
-        before.count(entry.tag, entry.bytes, false);
+        before.count(entry, false);
         self.keep_busy.advance(before, now);
         if !is_sync(entry.tag) {
             let cost = self.time_of(entry.bytes, speed);
             self.hold.charge(entry.tag.group, cost, share, now);
             return;
         }
-        if entry.direction == Direction::Read {
+        if !entry.is_sync_step() {
             return;
         }
         // Only the task's own pause counts: a request that was queued meanwhile may have waited for its share.
@@ -318,12 +318,15 @@ impl FsyncLatency {
         }
         self.last_event = now;
         self.keep_busy.advance(in_flight, now);
+        if !is_sync(entry.tag) && !entry.is_transfer() {
+            return;
+        }
         if !is_sync(entry.tag) {
             let bound = Some(self.async_bytes(now)).filter(|bound| *bound < self.bytes_max);
             self.keep_busy.completed(entry.bytes, in_flight, bound);
             return;
         }
-        if entry.direction == Direction::Read {
+        if !entry.is_sync_step() {
             return;
         }
         let is_durable = entry.flushes > 0;

@@ -72,7 +72,7 @@ impl KeepBusy {
 
     /// Time passes with these requests in the device.
     pub(super) fn advance(&mut self, in_flight: InFlight, now: Nanos) {
-        if in_flight.background > 0 && in_flight.sync == 0 {
+        if in_flight.background > in_flight.background_ranges && in_flight.sync == 0 {
             self.time += now.0.saturating_sub(self.last_event.0);
         }
         self.last_event = now;

@@ -3,6 +3,7 @@
 use steadfs_base::{IoPrio, Urgency};
 
 use super::*;
+use crate::Direction;
 
 const MS: u64 = 1_000_000;
 const KIB: u64 = 1 << 10;
@@ -62,7 +63,11 @@ impl World {
 
     fn begin(&mut self, tag: IoTag, bytes: u64, flushes: u8) -> Entry {
         let entry = self.entry(tag, bytes, flushes);
-        self.in_flight.count(tag, bytes, true);
+        self.begin_entry(entry)
+    }
+
+    fn begin_entry(&mut self, entry: Entry) -> Entry {
+        self.in_flight.count(&entry, true);
         let share = Share::QUARTER;
         self.fsync
             .dispatched(&entry, self.in_flight, share, &self.speed, Nanos(self.now));
@@ -73,7 +78,7 @@ impl World {
         let now = Nanos(self.now);
         self.fsync
             .completed(&entry, self.in_flight, &self.speed, now);
-        self.in_flight.count(entry.tag, entry.bytes, false);
+        self.in_flight.count(&entry, false);
     }
 
     fn bound(&self) -> u64 {
@@ -121,6 +126,27 @@ fn fsyncs_beside_a_stream_take_at_most_twice_their_shortest() {
     let mean = later.iter().sum::<f64>() / 100.0;
     assert!((5.0..8.5).contains(&mean), "{mean} {later:?}");
     assert!(later.iter().all(|took| *took <= 13.0), "{later:?}");
+}
+
+/// Discards take less time than a write of their size.
+#[test]
+fn discards_are_no_measure_of_throughput() {
+    let mut world = World::new(FsyncTarget::Auto);
+    for urgency in [Urgency::Background, Urgency::Waited] {
+        for _ in 0..400 {
+            let discard = Entry {
+                direction: Direction::Range,
+                ..world.entry(tag(0, urgency), 2 * MIB, 0)
+            };
+            let discard = world.begin_entry(discard);
+            world.now += MS / 5;
+            world.end(discard);
+        }
+    }
+    world.fsync(true, false);
+    let later: Vec<f64> = (0..100).map(|_| world.fsync(true, false)).collect();
+    let mean = later.iter().sum::<f64>() / 100.0;
+    assert!((5.0..8.5).contains(&mean), "{mean} {later:?}");
 }
 
 #[test]
