@@ -11,6 +11,7 @@
 //! closes the volume in order. When this process is gone the worker is killed.
 
 pub mod state;
+mod two_way;
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -33,6 +34,7 @@ use crate::args;
 use crate::failure::Failure;
 use crate::volume::{Access, Opened};
 use crate::{log, sandbox};
+use two_way::TwoWay;
 
 /// The worker's own name in its argument list.
 const NAME: &str = "steadfs-volume";
@@ -187,7 +189,7 @@ pub fn with_volume<T>(
     work: impl FnOnce(&dyn FileSystem) -> Result<T, Failure>,
 ) -> Result<T, Failure> {
     let (worker, stream) = Worker::start(task, list, image)?;
-    let (client, greeting) = match Client::connect(stream) {
+    let (client, greeting) = match Client::connect(TwoWay::new(stream)) {
         Ok(connected) => connected,
         Err(error) => {
             let died = worker.end();

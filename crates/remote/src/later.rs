@@ -2,8 +2,8 @@
 //!
 //! **Problem.** A round trip wakes two processes, which takes longer than making a small file. **Rule.** These calls are
 //! sent in batches, and the replies of the oldest one are received when [`BATCHES`] are on their way and another is to be
-//! sent: meanwhile both processes work. What is on its way is bounded, so that neither end waits to send while the other does: the replies of
-//! [`BATCHES`] batches fit into the socket's buffer.
+//! sent: meanwhile both processes work. The client's stream receives while it cannot send: a reply has an error for each
+//! extended attribute that was refused, and the server sends it before it receives the next call.
 
 use std::collections::VecDeque;
 
@@ -14,11 +14,14 @@ use crate::frame;
 /// Most bytes of content, and of extended attributes, in one call; more are sent by single calls.
 pub const FITS: usize = frame::LEN_MAX / 4;
 
-/// Whether attributes fit in one call.
+/// Bytes that an extended attribute takes in the call, and its error in the reply, besides its name and value.
+const XATTR_BYTES: usize = 256;
+
+/// Whether attributes fit in one call, and the errors of all of them in its reply.
 pub fn fits(given: &Given) -> bool {
     let xattrs = given.xattrs.iter();
     xattrs
-        .map(|(name, value)| name.len() + value.len())
+        .map(|(name, value)| name.len() + value.len() + XATTR_BYTES)
         .sum::<usize>()
         <= FITS
 }

@@ -5,12 +5,13 @@
 //! to the host needs them.
 //!
 //! **Rule.** The server parses and may be under an attacker's control; the client trusts no reply. A reply has a maximum
-//! length ([`frame::LEN_MAX`]), each value in it is checked as it is decoded, and a reply that is wrong, late or missing
+//! length ([`frame::LEN_MAX`]), each value in it is checked as it is decoded, and a reply that is wrong or missing
 //! ends the connection: every later call fails with [`FsError::Stopped`](steadfs_vfs::FsError). Names, link targets and
 //! attributes mean what they mean on any hostile volume; the callers check them.
 //!
 //! **Protocol.** A frame with the call, a frame with the reply, in the order of the calls. The client waits for each reply
-//! except those of `make` and `give` (`later`), and of entries that it will look up (`ahead`).
+//! except those of `make` and `give` (`later`), and of entries that it will look up (`ahead`): its stream receives while it
+//! cannot send, as the server does not.
 //! Integers are little-endian, byte strings have their length before them. Both ends are the same program, so there are no
 //! versions.
 

@@ -93,6 +93,37 @@ fn member(kind: u8, name: &str, data: &[u8]) -> Vec<u8> {
     member
 }
 
+/// The errors of a file's attributes are more than a socket takes, and the next file is, too.
+#[test]
+fn a_file_whose_attributes_are_all_refused_holds_nothing_up() {
+    let scratch = Scratch::new();
+    let record = |key: &str, value: &str| {
+        let rest = format!(" SCHILY.xattr.{key}={value}\n");
+        let digits = (rest.len() + 4).to_string().len();
+        format!("{}{rest}", rest.len() + digits)
+    };
+    let refused: String = (0..4000).map(|n| record(&format!("a.{n}"), "v")).collect();
+    let long = record("user.x", &"v".repeat(500_000));
+    let archive = [
+        member(b'x', "p", refused.as_bytes()),
+        member(b'0', "f1", b"1"),
+        member(b'x', "p", long.as_bytes()),
+        member(b'0', "f2", b"22"),
+        vec![0; 1024],
+    ];
+    fs::write(scratch.join("a.tar"), archive.concat()).unwrap();
+    let made = shell(
+        "$S format -q -d a.tar volume 16M 2>errors || echo $?; grep -c f1 errors; $S cat volume:/f2",
+        scratch.path(),
+    );
+    assert_eq!(
+        (made.code(), &*made.out),
+        (0, "1\n4000\n22"),
+        "{}",
+        made.err
+    );
+}
+
 /// However an archive asks for memory, 1 GiB of address space is enough to refuse it.
 #[test]
 fn the_memory_for_an_archive_is_bounded() {
