@@ -71,7 +71,8 @@ impl Condvar {
                 world::wait(self.address(), header, limit, &|| !mutex.is_locked())
             })
         } else {
-            let _step = (limit != WaitLimit::Unlimited).then(waits::for_condition);
+            let is_idle = matches!(limit, WaitLimit::Unlimited);
+            let _step = (!is_idle).then(waits::for_condition);
             match limit {
                 WaitLimit::Timeout(limit) => {
                     self.inner.wait_for(&mut guard.inner, limit).timed_out()
