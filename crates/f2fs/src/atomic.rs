@@ -237,9 +237,8 @@ impl F2fs {
         let made = self.insert_inode(&change, number, core, (0, Role::Staging), zeros);
         let staging = self.abort_on_error(made)?;
         reservation.used(need);
-        let listed = self.orphans.add(&change, staging.nid());
+        let listed = self.orphans.add(&change, &staging);
         self.abort_on_error(listed)?;
-        staging.marks.set_orphan(true);
         staging.add_lookup();
         Ok(staging)
     }

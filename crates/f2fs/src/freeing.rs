@@ -123,7 +123,7 @@ impl F2fs {
     /// Removes an orphan whose inode does not exist.
     fn forget_orphan(&self, nid: Nid) {
         if let Ok(change) = self.change() {
-            self.orphans.remove(&change, nid);
+            self.orphans.remove_number(&change, nid);
         }
     }
 
@@ -150,8 +150,7 @@ impl F2fs {
             let mut core = inode.core.write();
             self.free_xattr_node(&change, inode, &mut core, tag)?;
         }
-        self.orphans.remove(&change, inode.nid());
-        inode.marks.set_orphan(false);
+        self.orphans.remove(&change, inode);
         self.free_inode(&change, inode, tag)
     }
 

@@ -8,6 +8,7 @@ use steadfs_vfs::{FsError, Result};
 
 use crate::cp_lock::Change;
 use crate::disk::{Layout, Nid, orphan};
+use crate::inode::Inode;
 
 pub struct Orphans {
     /// Orphans that fit into a pack.
@@ -53,16 +54,17 @@ impl Orphans {
         state.changed = false;
     }
 
-    /// Adds an inode.
+    /// Adds an inode, which stays in memory from then on.
     ///
     /// # Errors
     /// `NoSpace`: no more orphans fit into a pack.
-    pub fn add(&self, _: &Change<'_>, ino: Nid) -> Result<()> {
+    pub fn add(&self, _: &Change<'_>, inode: &Inode) -> Result<()> {
         let mut state = self.state.lock();
-        if state.listed.len() >= self.max && !state.listed.contains(&ino) {
+        if state.listed.len() >= self.max && !state.listed.contains(&inode.nid()) {
             return Err(FsError::NoSpace);
         }
-        state.changed |= state.listed.insert(ino);
+        state.changed |= state.listed.insert(inode.nid());
+        inode.marks.set_orphan(true);
         Ok(())
     }
 
@@ -81,7 +83,13 @@ impl Orphans {
     }
 
     /// Removes an inode: it was freed, or has a name again.
-    pub fn remove(&self, _: &Change<'_>, ino: Nid) {
+    pub fn remove(&self, change: &Change<'_>, inode: &Inode) {
+        self.remove_number(change, inode.nid());
+        inode.marks.set_orphan(false);
+    }
+
+    /// Removes the number of an inode that does not exist.
+    pub fn remove_number(&self, _: &Change<'_>, ino: Nid) {
         let mut state = self.state.lock();
         state.changed |= state.listed.remove(&ino);
     }

@@ -85,7 +85,7 @@ impl F2fs {
             .reservation(plan.need, self.may_use_reserved(cx))?;
         let change = self.change()?;
         let inode = self.create_inode(cx, &change, &mut reservation, plan)?;
-        self.orphans.add(&change, inode.nid())?;
+        self.orphans.add(&change, &inode)?;
         inode.marks.set_linkable(true);
         inode.add_lookup();
         Ok(inode.attr(self, cx.tag))

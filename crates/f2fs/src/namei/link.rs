@@ -76,8 +76,7 @@ impl F2fs {
         self.abort_on_error(added)?;
         self.check_recovered_name(&dir, free_dentry.hash, inode.nid());
         if first {
-            self.orphans.remove(&change, inode.nid());
-            inode.marks.set_orphan(false);
+            self.orphans.remove(&change, &inode);
             inode.marks.set_linkable(false);
         }
         inode.add_lookup();
@@ -202,7 +201,7 @@ impl F2fs {
             core.links
         };
         if left == 0 {
-            self.make_orphan(change, inode)?;
+            self.orphans.add(change, inode)?;
         }
         Ok(left)
     }
@@ -220,12 +219,6 @@ impl F2fs {
             core.links = 0;
             core.ctime = self.now();
         }
-        self.make_orphan(change, inode)
-    }
-
-    pub(super) fn make_orphan(&self, change: &Change<'_>, inode: &Inode) -> Result<()> {
-        self.orphans.add(change, inode.nid())?;
-        inode.marks.set_orphan(true);
-        Ok(())
+        self.orphans.add(change, inode)
     }
 }

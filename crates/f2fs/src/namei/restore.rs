@@ -154,8 +154,7 @@ impl F2fs {
         };
         self.abort_on_error(put())?;
         if was_orphan {
-            self.orphans.remove(&change, inode.nid());
-            inode.marks.set_orphan(false);
+            self.orphans.remove(&change, inode);
             inode.marks.set_linkable(false);
         }
         Ok(())
@@ -212,7 +211,7 @@ impl F2fs {
             return Err(DiskError::field(Structure::Nat, "nid", nid.0, rule).into());
         }
         let inode = self.create_inode(&cx, &change, &mut reservation, plan)?;
-        let added = self.make_orphan(&change, &inode);
+        let added = self.orphans.add(&change, &inode);
         self.abort_on_error(added)
     }
 }

@@ -40,6 +40,27 @@ fn unlinked_files_in_use_are_orphans() {
     world.close();
 }
 
+/// What a checkpoint has written is dropped from memory as long as nothing needs it.
+#[test]
+fn a_tmpfile_is_in_memory_until_it_has_a_name_or_is_freed() {
+    let world = World::make(ALL, 64);
+    let (fs, cx) = (&*world.fs, &world.cx);
+    let before = fs.space.counts().valid_inodes;
+    let [named, unnamed] = [(); 2].map(|()| {
+        let file = fs.tmpfile(cx, ROOT, 0o600).unwrap().ino;
+        fs.write(cx, file, 0, &[7; 9000], false).unwrap();
+        file
+    });
+    fs.sync_all(cx).unwrap();
+    fs.forget_clean();
+    fs.link(cx, named, ROOT, b"named").unwrap();
+    world.forget(unnamed);
+    assert!(fs.orphans.all().is_empty());
+    assert_eq!(fs.space.counts().valid_inodes, before + 1);
+    world.forget(named);
+    world.close();
+}
+
 /// Also where many calls were refused.
 #[test]
 fn no_reservation_is_left_by_names() {

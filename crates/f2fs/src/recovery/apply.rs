@@ -522,8 +522,7 @@ impl Apply<'_> {
                 core.links
             };
             if left == 0 {
-                fs.orphans.add(&change, other.nid())?;
-                other.marks.set_orphan(true);
+                fs.orphans.add(&change, &other)?;
             }
             left
         };
