@@ -60,9 +60,13 @@ impl F2fs {
             (false, true) => self.become_read_only(cx, &new),
             (false, false) => {
                 let before = self.start_tasks(&new)?;
-                let switched = self
-                    .sync_volume_unmerged(cx)
-                    .and_then(|()| self.switch_checkpoints(new.checkpoint_off, cx));
+                // Checkpoints are enabled in spite of files that cannot be written.
+                let synced = match self.is_cp_disabled() && new.checkpoint_off.is_none() {
+                    true => Ok(()),
+                    false => self.sync_volume_unmerged(cx),
+                };
+                let switched =
+                    synced.and_then(|()| self.switch_checkpoints(new.checkpoint_off, cx));
                 if let Err(error) = switched {
                     self.join_tasks_except(before);
                     return Err(error);

@@ -82,13 +82,16 @@ impl F2fs {
         Ok(())
     }
 
-    /// Makes everything durable that was done meanwhile. The caller holds `remount_lock` exclusively.
+    /// Makes everything durable that was done meanwhile, but for data that cannot be written: it stays with its file, whose
+    /// next fsync reports the error, and no other file depends on it. The caller holds `remount_lock` exclusively.
     ///
     /// # Errors
-    /// Something cannot be written; checkpoints stay disabled.
+    /// The checkpoint cannot be written; checkpoints stay disabled.
     pub(crate) fn enable_checkpoints(&self, cx: &Cx) -> Result<()> {
         assert!(self.is_cp_disabled(), "disabled checkpoints are enabled");
-        self.sync_volume_unmerged(cx)?;
+        if let Err(error) = self.sync_volume_unmerged(cx) {
+            tracing::warn!(%error, "checkpoint=enable: some data is not written");
+        }
         self.checkpoint(Reason::Enable, cx.tag)?;
         assert!(
             !self.is_cp_disabled(),

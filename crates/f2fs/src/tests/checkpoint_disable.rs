@@ -1,11 +1,15 @@
 //! Checkpoints disabled and enabled: the state after an unmount and a power cut, and what is refused.
 
+use std::sync::Arc;
+
 use steadfs_base::InodeNo;
+use steadfs_block::FaultDevice;
 use steadfs_rt::Random;
-use steadfs_vfs::{FileSystem, FsError, ShutdownMode};
+use steadfs_vfs::{Cx, FileSystem, FsError, ShutdownMode};
 
 use crate::disk::checkpoint::CpFlags;
 use crate::test_world::{ALL, ROOT, World};
+use crate::{CacheSizes, F2fs, MountOptions};
 
 fn write(world: &World, file: InodeNo, block: u64, fill: u8) -> Result<usize, FsError> {
     let at = block * 4096;
@@ -254,6 +258,48 @@ fn unpin(world: &World, file: InodeNo) {
     let (number, argument) = (0x4004_f50d, 0u32.to_ne_bytes());
     let answer = world.fs.ioctl(&world.cx, file, number, &argument);
     assert!(answer.unwrap().is_some());
+}
+
+/// Other files do not pay for one that cannot be written.
+#[test]
+fn checkpoints_are_enabled_in_spite_of_data_that_cannot_be_written() {
+    const BAD: u8 = 0xbb;
+    let world = World::make("", 64);
+    let files = [b"good", b"bad!"].map(|name| world.file(ROOT, name).unwrap().ino);
+    files.iter().for_each(|file| world.forget(*file));
+    let memory = world.close();
+    let device = FaultDevice::new(Arc::clone(&memory));
+    let options = MountOptions::parse("").unwrap();
+    let (fs, _) = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20)).unwrap();
+    let cx = Cx {
+        admin: true,
+        ..Cx::default()
+    };
+    fs.remount(&cx, "checkpoint=disable").unwrap();
+    device.fail(|bio| {
+        bio.bufs
+            .iter()
+            .any(|buf| buf.iter().all(|&byte| byte == BAD))
+    });
+    for (file, fill) in files.into_iter().zip([1, BAD]) {
+        fs.write(&cx, file, 0, &[fill; 9 * 4096], false).unwrap();
+    }
+    fs.remount(&cx, "checkpoint=enable").unwrap();
+    assert!(!fs.is_cp_disabled() && device.failures() > 0);
+    // A power cut from here on leaves what the good file has.
+    let after = World::of(Arc::new(memory.copy()), "");
+    assert_eq!(content(&after, b"good"), [1; 9 * 4096]);
+    after.close();
+    assert!(
+        fs.fsync(&cx, files[1], false).is_err(),
+        "it knows its error"
+    );
+    device.fail(|_| false);
+    fs.fsync(&cx, files[1], false).unwrap();
+    fs.close().unwrap();
+    let after = World::of(memory, "");
+    assert_eq!(content(&after, b"bad!"), [BAD; 9 * 4096]);
+    after.close();
 }
 
 /// Programs that know the addresses of a pinned file go on to use them.
