@@ -228,7 +228,7 @@ impl F2fs {
 
     /// Updates the access time after a read, with the rules of `relatime`.
     pub(crate) fn touch_atime(&self, inode: &Inode, tag: IoTag) {
-        if self.options.read().common.atime == Atime::Never {
+        if self.options.read().common.atime == Atime::Never || self.is_frozen() {
             return;
         }
         let now = self.now();

@@ -264,6 +264,9 @@ impl F2fs {
     pub(crate) fn shut_down(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
         use steadfs_vfs::{SHUT_DOWN, ShutdownMode};
         let written = match mode {
+            // A frozen volume is written already.
+            ShutdownMode::Sync | ShutdownMode::FlushLog if self.is_frozen() => Ok(()),
+            ShutdownMode::NeedCheck if self.is_frozen() => return Err(FsError::Busy),
             ShutdownMode::Sync => self.sync_volume_unmerged(cx),
             ShutdownMode::FlushLog => self.checkpoint(checkpoint::Reason::Sync, cx.tag),
             // Metadata is written by checkpoints only.

@@ -58,6 +58,27 @@ fn a_remount_applies_the_roll_forward_overlay() {
     world.reopen().close();
 }
 
+/// Between them other programs copy the device.
+#[test]
+fn nothing_is_written_between_freeze_and_thaw() {
+    let world = World::make("extra_attr", 64);
+    let (fs, cx) = (&world.fs, &world.cx);
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    fs.write(cx, file, 0, &[7; 9000], false).unwrap();
+    fs.freeze(cx).unwrap();
+    let before = world.bytes();
+    fs.read(cx, file, 0, 9000).unwrap();
+    fs.readdir(cx, ROOT, 0, &mut |_| true).unwrap();
+    fs.sync_all(cx).unwrap();
+    assert_eq!(fs.trim(cx, 0, u64::MAX, 0), Err(FsError::Busy));
+    let checked = fs.shutdown(cx, ShutdownMode::NeedCheck);
+    assert_eq!(checked, Err(FsError::Busy));
+    assert!(world.bytes() == before);
+    fs.thaw();
+    fs.sync_all(cx).unwrap();
+    world.close();
+}
+
 #[test]
 fn options_of_checkpoints_change_while_mounted() {
     let world = World::make("extra_attr", 64);
