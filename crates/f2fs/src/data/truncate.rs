@@ -35,11 +35,13 @@ impl F2fs {
         if size > old {
             return self.grow(cx, inode, old, size);
         }
-        self.shrink(cx, inode, size)?;
-        // Compressed clusters are rewritten when they are cut.
-        if self.cluster_blocks(&inode.core.read()).is_none()
-            && let Err(error) = self.zero_tail(cx, inode, size, u64::MAX)
-        {
+        self.shrink(cx, inode, size)
+    }
+
+    /// Truncates the file, and zeroes the rest of its last block.
+    pub(crate) fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
+        self.cut(cx, inode, size)?;
+        if let Err(error) = self.zero_tail(cx, inode, size, u64::MAX) {
             // The file is truncated. What grows it zeroes the rest of its block, too, but for kernels that do not.
             tracing::debug!(ino = %inode.nid(), %error, "the rest of the last block keeps its content");
         }
@@ -62,7 +64,7 @@ impl F2fs {
     }
 
     /// Truncates the file. Blocks beyond the new end are freed in steps.
-    pub(crate) fn shrink(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
+    fn cut(&self, cx: &Cx, inode: &Inode, size: u64) -> Result<()> {
         let first_gone = size.div_ceil(BLOCK);
         inode.pages.boost(0..first_gone, &self.queue, cx.tag);
         // Until everything is done, no write-back collects blocks with the truncated content.

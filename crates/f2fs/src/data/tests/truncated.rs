@@ -5,10 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_rt::{sim, spawn, yield_now};
-use steadfs_vfs::Cx;
+use steadfs_vfs::{Cx, FileSystem, InodeFlags, SetAttr};
 
 use super::super::MapTarget;
 use super::{file, fsck, open, volume_with_file};
+use crate::disk::Nid;
+use crate::test_world::{ALL, ROOT, World};
 
 /// The sizes that a checkpoint of another task could have met while the file had no dirty data, which a sync waits for,
 /// in the schedule of `seed`. Before the truncate, `written` blocks of the file are written.
@@ -70,6 +72,55 @@ fn a_truncate_stores_no_size_in_between() {
 }
 
 /// Some kernels show what is behind the end of a file when it grows.
+#[test]
+fn a_compressed_or_atomic_truncate_leaves_no_old_bytes_behind_the_end() {
+    const START_ATOMIC: u32 = 0xf501;
+    const COMMIT_ATOMIC: u32 = 0xf502;
+    // Noise is stored as it is.
+    let mut random = steadfs_rt::Random::new(3);
+    let noise: Vec<u8> = (0..16384).map(|_| random.next_u64() as u8 | 1).collect();
+    for (compressed, content) in [
+        (true, vec![7; 16384]),
+        (true, noise.clone()),
+        (false, noise),
+    ] {
+        let world = World::make_with(ALL, 64, "noinline_data,atomic_write");
+        let (fs, cx) = (&world.fs, &world.cx);
+        let file = world.file(ROOT, b"file").unwrap().ino;
+        if compressed {
+            fs.set_flags(cx, file, InodeFlags::COMPRESSED).unwrap();
+        }
+        fs.write(cx, file, 0, &content, false).unwrap();
+        fs.fsync(cx, file, false).unwrap();
+        let cut = SetAttr {
+            size: Some(5000),
+            ..SetAttr::default()
+        };
+        if !compressed {
+            fs.ioctl(cx, file, START_ATOMIC, &[]).unwrap();
+        }
+        fs.setattr(cx, file, &cut).unwrap();
+        if !compressed {
+            fs.ioctl(cx, file, COMMIT_ATOMIC, &[]).unwrap();
+        }
+        fs.fsync(cx, file, false).unwrap();
+        assert_eq!(
+            fs.read(cx, file, 0, 9000).unwrap().to_vec(),
+            content[..5000]
+        );
+        let inode = fs.inode(Nid(file.0 as u32), cx.tag).unwrap();
+        let MapTarget::Block(addr) = fs.map(&inode, 1, 1, cx.tag).unwrap().target else {
+            panic!("the last block is stored as it is");
+        };
+        let start = addr.0 as usize * 4096;
+        let block = &world.bytes()[start..start + 4096];
+        assert_eq!(block[..904], content[4096..5000]);
+        assert!(block[904..].iter().all(|&byte| byte == 0), "{compressed}");
+        drop(inode);
+        world.close();
+    }
+}
+
 #[test]
 fn a_truncate_leaves_no_old_bytes_behind_the_end() {
     for synced in [true, false] {
