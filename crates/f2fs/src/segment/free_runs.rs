@@ -17,15 +17,20 @@ impl Segments {
         let manager = &mut inner.manager;
         let mut at = range.start;
         let end = range.end.min(self.layout.main_blocks());
+        let segments = min.div_ceil(SEGMENT_BLOCKS).max(1);
         while at < end {
             let (segment, offset) = (SegNo(at / SEGMENT_BLOCKS), at % SEGMENT_BLOCKS);
             let stop = (end - segment.0 * SEGMENT_BLOCKS).min(SEGMENT_BLOCKS);
-            let found = manager.allocate_in(segment, offset..stop, min);
+            let is_long = segments == 1 || manager.are_free(segment, segments, at..end);
+            let found = match is_long {
+                true => manager.allocate_in(segment, offset..stop, min.min(SEGMENT_BLOCKS)),
+                false => None,
+            };
             if let Some((first, len)) = found {
                 let start = self.layout.block_in(segment, first);
                 let whole = len == SEGMENT_BLOCKS;
                 let more = if whole {
-                    manager.allocate_free_after(segment, end)
+                    manager.allocate_free_after(segment, segments, end)
                 } else {
                     0
                 };
@@ -68,15 +73,28 @@ impl SegmentManager {
         None
     }
 
-    /// Allocates the free segments that follow one; returns their number.
-    fn allocate_free_after(&mut self, segment: SegNo, end: u32) -> u32 {
+    /// Whether a number of segments from one on are free and within a range of blocks, and leave most of the free ones to
+    /// those that write.
+    fn are_free(&self, segment: SegNo, number: u32, within: std::ops::Range<u32>) -> bool {
+        let last = segment.0.saturating_add(number);
+        within.start == segment.0 * SEGMENT_BLOCKS
+            && last.saturating_mul(SEGMENT_BLOCKS) <= within.end
+            && self.sit.free_sections().count() / 4 >= number
+            && (segment.0..last).all(|n| self.sit.state(SegNo(n)) == SegmentState::Free)
+    }
+
+    /// Allocates the free segments that follow one, with it at least `wanted`; returns their number.
+    fn allocate_free_after(&mut self, segment: SegNo, wanted: u32, end: u32) -> u32 {
         assert!(
             self.sit.state(segment) != SegmentState::Free,
             "the first segment is allocated"
         );
         let mut more = 0;
-        while more + 1 < SEGMENTS_AT_ONCE && self.sit.free_sections().count() > FREE_SECTIONS_PLENTY
-        {
+        let may_grow = |manager: &Self, more: u32| {
+            more + 1 < SEGMENTS_AT_ONCE
+                && manager.sit.free_sections().count() > FREE_SECTIONS_PLENTY
+        };
+        while more + 1 < wanted || may_grow(self, more) {
             let next = SegNo(segment.0 + more + 1);
             let inside = (next.0 + 1).saturating_mul(SEGMENT_BLOCKS) <= end;
             if !inside || self.sit.state(next) != SegmentState::Free {

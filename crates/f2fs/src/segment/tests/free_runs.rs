@@ -90,6 +90,31 @@ fn free_segments_are_allocated_one_by_one_outside_the_cursegs() {
     segments.check();
 }
 
+/// As for a device that discards no less.
+#[test]
+fn a_run_that_is_longer_than_a_segment_has_several() {
+    let volume = Volume::new(128 << 20, 1);
+    let segments = &volume.segments;
+    let free = segments.counts().free;
+    for number in [2, 3] {
+        let min = number * SEGMENT_BLOCKS - 1;
+        let run = segments.allocate_free_run(0..u32::MAX, min).unwrap();
+        assert_eq!(run.len, number * SEGMENT_BLOCKS);
+        assert_eq!(segments.counts().free, free - number);
+        segments.release(run);
+        let at = position(&volume, run.start);
+        assert_eq!(
+            segments.allocate_free_run(at..at + run.len - 1, min + 1),
+            None
+        );
+        segments.check();
+    }
+    // The rest is left to those that write.
+    let most = free / 4 + 1;
+    let run = segments.allocate_free_run(0..u32::MAX, most * SEGMENT_BLOCKS);
+    assert_eq!(run, None);
+}
+
 #[test]
 fn many_free_segments_are_allocated_at_once() {
     let volume = Volume::new(2300 << 20, 1);
