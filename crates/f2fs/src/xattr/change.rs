@@ -126,6 +126,7 @@ impl F2fs {
         if cx.uid != 0 && cx.uid != core.uid {
             return Err(FsError::NotPermitted);
         }
+        check_not_sealed(&core)?;
         self.mark_dirty(&change, inode, cx.tag)?;
         core.advise = core.advise.without(ADVISABLE).union(hint);
         Ok(())
@@ -138,12 +139,7 @@ impl F2fs {
         (number, rest): (u8, &[u8]),
         how: SetXattr,
     ) -> Result<()> {
-        {
-            let core = inode.core.read();
-            if core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
-                return Err(FsError::NotPermitted);
-            }
-        }
+        check_not_sealed(&inode.core.read())?;
         if number == index::USER && !has_user_attrs(inode.kind()) {
             return Err(FsError::NotPermitted);
         }
@@ -274,5 +270,13 @@ pub(crate) fn need_of(inode: &Inode, cut: &SplitXattrs) -> Need {
     Need {
         blocks: 0,
         nodes: (cut.node.is_some() && !has_node).into(),
+    }
+}
+
+/// Attributes of such a file cannot be changed.
+fn check_not_sealed(core: &disk::Inode) -> Result<()> {
+    match core.has(InodeFlags::IMMUTABLE) || core.has(InodeFlags::APPEND) {
+        true => Err(FsError::NotPermitted),
+        false => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Attributes that only f2fs has, and the areas for all of them.
 
-use steadfs_vfs::{Cx, FileSystem, FsError, SetXattr};
+use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, SetXattr};
 
 use crate::test_world::{ALL, ROOT, World};
 
@@ -19,6 +19,12 @@ fn hints_are_an_attribute_of_the_owner() {
     };
     let hint = fs.setxattr(&stranger, file, b"system.advise", &[1], SetXattr::Any);
     assert_eq!(hint, Err(FsError::NotPermitted));
+    for flag in [InodeFlags::IMMUTABLE, InodeFlags::APPEND] {
+        fs.set_flags(cx, file, flag).unwrap();
+        assert_eq!(set(&[1]), Err(FsError::NotPermitted));
+    }
+    fs.set_flags(cx, file, InodeFlags::default()).unwrap();
+    set(&[1]).unwrap();
     world.reopen().close();
 }
 
