@@ -108,9 +108,11 @@ pub(crate) fn changed_blocks(
     let mut replay = Replay::new(&fs);
     replay.all(commits).map_err(|error| match error {
         // The last two: a name that cannot be encoded here.
-        FsError::NoSpace | FsError::NoKey | FsError::NotSupported(_) => FsError::BadOption(
-            format!("its fast commits cannot be replayed: {error}: {WAY_OUT}"),
-        ),
+        FsError::NoSpace | FsError::NoRoom(_) | FsError::NoKey | FsError::NotSupported(_) => {
+            FsError::BadOption(format!(
+                "its fast commits cannot be replayed: {error}: {WAY_OUT}"
+            ))
+        }
         error => error,
     })?;
     fs.meta.write_dirty(IoTag::default()).map_err(io_error)?;
@@ -268,7 +270,7 @@ fn at(record: &FastCommitRecord, error: FsError) -> FsError {
             corruption.what = format!("{place}: {}", corruption.what).into();
             FsError::Corrupt(corruption)
         }
-        FsError::Io(_) | FsError::NoSpace | FsError::NoMemory => error,
+        FsError::Io(_) | FsError::NoSpace | FsError::NoRoom(_) | FsError::NoMemory => error,
         other => Corruption::new(format!("{place}: {other}")).into(),
     }
 }

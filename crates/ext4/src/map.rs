@@ -286,7 +286,9 @@ impl Ext4 {
     ) -> Result<(FileBlock, Arc<MetaBuf>)> {
         let limit = self.options.read().max_dir_kib;
         if limit.is_some_and(|kib| core.size >> 10 >= kib) {
-            return Err(FsError::NoSpace);
+            return Err(FsError::NoRoom(
+                "more names in the directory (max_dir_size_kb)",
+            ));
         }
         self.append_block(handle, inode, core)
     }
@@ -302,7 +304,7 @@ impl Ext4 {
         let at = FileBlock(self.geo.block_size.blocks_for(core.size));
         let size = (at.0 + 1) << self.geo.block_size.bits();
         if size > self.geo.max_file_size(has_extents(core)) {
-            return Err(FsError::NoSpace);
+            return Err(FsError::NoRoom("more blocks in the inode"));
         }
         let goal = self.goal_after(inode.ino(), core, at);
         let hole = HoleRequest {

@@ -476,7 +476,7 @@ impl Ext4 {
             }
             outside.remove(index, name);
         }
-        Err(FsError::NoSpace)
+        Err(FsError::NoRoom("the extended attribute beside the others"))
     }
 
     /// The attributes in an inode and in its block.

@@ -32,6 +32,9 @@ pub enum FsError {
     /// No block or inode is free.
     #[error("no space left on volume")]
     NoSpace,
+    /// A limit of the format or of an option: free space does not help.
+    #[error("no room for {0}")]
+    NoRoom(&'static str),
     /// The quota is used up.
     #[error("quota exceeded")]
     Quota,
@@ -221,7 +224,7 @@ impl FsError {
             Self::Invalid(_) | Self::BadOption(_) => 22,
             Self::TextBusy => 26,
             Self::FileTooBig => 27,
-            Self::NoSpace => 28,
+            Self::NoSpace | Self::NoRoom(_) => 28,
             Self::ReadOnly | Self::OnlyReadable(_) | Self::TurnedReadOnly(_) => 30,
             Self::TooManyLinks => 31,
             Self::Range => 34,

@@ -320,7 +320,9 @@ impl<V: RestoreVolume + ?Sized> Restoration<'_, V> {
         let changes: Vec<_> = changes.collect();
         let set = |&(name, want)| self.volume.restore_xattr(&self.cx, ino, name, want);
         match changes.iter().try_for_each(set) {
-            Err(FsError::NoSpace | FsError::TooBig) => self.place_xattrs(ino, changes),
+            Err(FsError::NoSpace | FsError::NoRoom(_) | FsError::TooBig) => {
+                self.place_xattrs(ino, changes)
+            }
             done => done,
         }
     }

@@ -454,7 +454,7 @@ impl Dir<'_> {
             }
         );
         self.fs.errors.record_full_directory(&what);
-        FsError::NoSpace
+        FsError::NoRoom("more names in the directory's index")
     }
 
     /// Moves the upper half of a leaf's hashes to a new leaf.

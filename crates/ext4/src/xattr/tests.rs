@@ -1,7 +1,7 @@
 //! Shared blocks of attributes, values that are inodes, and attributes read by debugfs.
 
 use steadfs_base::InodeNo;
-use steadfs_vfs::{FsError, InodeFlags, SetXattr};
+use steadfs_vfs::{FileSystem, FsError, InodeFlags, SetXattr};
 
 use super::INDEX_USER;
 use crate::disk::test_images::{Image, run};
@@ -259,6 +259,28 @@ fn a_file_with_many_values_is_freed() {
 }
 
 /// The volume is full at every step of setting a value; nothing is left of what failed.
+/// Waiting for free space helps neither.
+#[test]
+fn limits_are_refused_without_writing_anything_out() {
+    let world = World::make(&["-t", "ext4", "-b", "1024", "-O", "^ea_inode"], "16M");
+    world.fs.remount(&world.cx, "max_dir_size_kb=1").unwrap();
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    world
+        .fs
+        .write(&world.cx, file, 0, &[7; 1 << 20], false)
+        .unwrap();
+    let dirty = world.fs.writeback.dirty_bytes();
+    assert!(dirty >= 1 << 20);
+    let refused = set(&world, dir, "user.x", &value(1, 8000));
+    assert!(matches!(refused, Err(FsError::NoRoom(_))), "{refused:?}");
+    let full = (0..200).find_map(|n| world.file(dir, format!("{n}").as_bytes()).err());
+    assert!(matches!(full, Some(FsError::NoRoom(_))), "{full:?}");
+    assert_eq!(full.unwrap().errno(), FsError::NoSpace.errno());
+    assert_eq!(world.fs.writeback.dirty_bytes(), dirty);
+    world.close();
+}
+
 #[test]
 fn a_value_that_finds_no_space_leaves_nothing() {
     for (options, size) in WITH_VALUE_INODES {

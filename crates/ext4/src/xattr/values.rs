@@ -166,7 +166,7 @@ impl Ext4 {
             + self.value_credits(value.max(list));
         let journal = self.txns().journal();
         match journal.is_some_and(|journal| journal.max_credits() < credits) {
-            true => Err(FsError::NoSpace),
+            true => Err(FsError::NoRoom("the extended attribute in a transaction")),
             false => Ok(credits),
         }
     }

@@ -84,7 +84,7 @@ impl<'a, V: RestoreVolume + ?Sized> Names<'a, V> {
         let moves: Vec<Name> = self.source.keys().cloned().collect();
         for to in moves {
             match self.place(to) {
-                Ok(_) | Err(FsError::NoSpace | FsError::TooManyLinks) => {}
+                Ok(_) | Err(FsError::NoSpace | FsError::NoRoom(_) | FsError::TooManyLinks) => {}
                 Err(error) => return Err(error),
             }
         }
