@@ -146,6 +146,10 @@ impl Dir<'_> {
             if bound.is_none() || (run_ends && !names.is_empty()) {
                 order(&mut names);
                 let mut next = bound.map(|bound| key_of(bound, 0));
+                if next.is_some_and(|next| next <= resume) {
+                    // The listing would return to what it has listed.
+                    return Err(self.corrupt("its index is not in order"));
+                }
                 if cut {
                     names.truncate(WINDOW_NAMES_MAX);
                     next = names.last().map(|last| last.key + 1);

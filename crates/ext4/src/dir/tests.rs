@@ -356,6 +356,46 @@ fn a_damaged_index_is_an_error() {
     assert!(matches!(listed, Err(FsError::Corrupt(_))));
 }
 
+/// A listing goes on where the index says that the next leaf begins.
+#[test]
+fn an_index_that_leads_back_is_an_error() {
+    let world = World::make(&["-t", "ext2", "-b", "1024", "-O", "dir_index"], "16M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    for n in 0..600 {
+        world.file(dir, format!("{n:0200}").as_bytes()).unwrap();
+    }
+    let ino = Ino::from_vfs(dir).unwrap();
+    let inode = world.fs.by_number(dir, world.cx.tag).unwrap();
+    let core = inode.core.read().clone();
+    drop(inode);
+    let block = |world: &World, n| {
+        let names = super::Dir::new(&world.fs, ino, &core, world.cx.tag);
+        names.block(&core, n).unwrap().block().0 as usize * 1024
+    };
+    let root = block(&world, 0);
+    let image = world.close();
+    let mut bytes = image.bytes();
+    let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    assert_eq!(bytes[root + 30], 1, "the index has two levels");
+    let world = World::open(image);
+    let node = block(&world, word(&bytes, root + 44));
+    let leaf = block(&world, word(&bytes, node + 12));
+    let image = world.close();
+    // The names before this node go on in its first leaf, which has none.
+    bytes[root + 40] |= 1;
+    bytes[leaf..leaf + 8].copy_from_slice(&[0, 0, 0, 0, 0, 4, 0, 0]);
+    let entries = word(&bytes, node + 8) >> 16;
+    for n in 1..entries {
+        let at = node + 8 + 8 * n as usize;
+        bytes[at..at + 4].copy_from_slice(&(2 * n).to_le_bytes());
+    }
+    std::fs::write(image.path(), bytes).unwrap();
+    let world = World::open(image);
+    let listed = world.fs.readdir(&world.cx, dir, 0, &mut |_| true);
+    let error = listed.unwrap_err();
+    assert!(error.to_string().contains("is not in order"), "{error}");
+}
+
 /// An index of one empty leaf, again and again, in a directory of 4 GiB as its inode says.
 #[test]
 fn an_index_that_repeats_a_leaf_is_an_error() {
