@@ -83,10 +83,11 @@ impl Ext4 {
             let _alone = inode.lock.write();
             let room = self.check_may_write(inode, offset)?;
             let data = &data[..usize::try_from(room).map_or(data.len(), |n| n.min(data.len()))];
+            if kill_priv {
+                // Before any content: new content keeps no old rights, whatever fails.
+                self.kill_priv(cx, inode)?;
+            }
             if self.write_inline(cx, inode, offset, data)? {
-                if kill_priv {
-                    self.kill_priv(cx, inode)?;
-                }
                 return Ok(data.len());
             }
             self.move_content_out(cx, inode)?;
@@ -98,9 +99,6 @@ impl Ext4 {
             let (bytes, result) = self.write_pages(cx, inode, offset, data, u64::MAX);
             if bytes == 0 {
                 result?;
-            }
-            if kill_priv {
-                self.kill_priv(cx, inode)?;
             }
             let overwrites = {
                 let mut core = inode.core.write();
