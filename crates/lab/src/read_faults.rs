@@ -172,6 +172,7 @@ pub fn sweep(
             note(&format!("fails without a fault: {error}"));
         }
         store_all(&mounted);
+        let sizes = sizes(&mounted);
         let why_stopped = stopped(fs.fs());
         let closed = fs.fs().unmount();
         drop(fs);
@@ -188,6 +189,11 @@ pub fn sweep(
                 if let Err(what) = volume.judge(&device.memory, second(n)) {
                     note(&what);
                 }
+                if result.is_err()
+                    && let Err(what) = check_sizes(volume, &device, &sizes)
+                {
+                    note(&what);
+                }
             }
         }
         if !met {
@@ -199,6 +205,38 @@ pub fn sweep(
     }
     tally.bad.push(format!("{}: reads without end", case.name));
     tally
+}
+
+/// The sizes that callers see.
+fn sizes(mounted: &Mounted<'_>) -> BTreeMap<&'static str, Option<u64>> {
+    let size = |ino: InodeNo| mounted.fs.getattr(&mounted.cx, ino).ok();
+    let inos = mounted.inos.iter();
+    inos.map(|(name, ino)| (*name, size(*ino).map(|attr| attr.size)))
+        .collect()
+}
+
+/// Whether the files have on the device the sizes that callers saw after a call that failed.
+fn check_sizes(
+    volume: &Volume,
+    device: &Arc<FaultDevice>,
+    seen: &BTreeMap<&'static str, Option<u64>>,
+) -> Result<(), String> {
+    let fs = volume.open(Arc::clone(device) as _);
+    let fs = fs.map_err(|error| format!("the next mount: {error}"))?;
+    let stored = sizes(&Mounted {
+        fs: fs.fs(),
+        cx: volumes::root(),
+        inos: &volume.inos,
+    });
+    let closed = fs.fs().unmount();
+    closed.map_err(|error| format!("the next unmount: {error}"))?;
+    match stored.iter().find(|(name, size)| seen[**name] != **size) {
+        Some((name, size)) => Err(format!(
+            "{name} had {:?} bytes, and has {size:?} when it is read again",
+            seen[*name]
+        )),
+        None => Ok(()),
+    }
 }
 
 /// Lets the n-th read from now on fail.

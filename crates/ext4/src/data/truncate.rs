@@ -53,7 +53,8 @@ impl Ext4 {
             written?;
         }
         inode.set_size(size);
-        self.cut_to(inode, old, size, first_freed)?;
+        self.cut_to(inode, old, size, first_freed)
+            .inspect_err(|_| inode.set_size(old))?;
         // The file was dirty until now: a sync of another task has waited, and commits no size from before the cut.
         let dropped = inode.pages.discard(first_freed.0..u64::MAX);
         self.release_delayed(inode, dropped);
