@@ -22,13 +22,13 @@ use path::Path;
 
 /// Blocks that inserting an extent into a tree of `depth` levels changes at worst: at each level
 /// the node, its new half, and bitmap and descriptor of the latter; one level may be added.
-pub fn insert_credits(depth: u16) -> u32 {
-    (u32::from(depth) + 2) * 4 + 2
+pub const fn insert_credits(depth: u16) -> u32 {
+    (depth as u32 + 2) * 4 + 2
 }
 
 /// Blocks that removing an extent from a tree of `depth` levels changes at worst: a cut in its middle inserts an entry,
 /// the freed blocks may be in two groups, and the inode is stored afterwards.
-pub fn remove_credits(depth: u16) -> u32 {
+pub const fn remove_credits(depth: u16) -> u32 {
     insert_credits(depth) + 16
 }
 

@@ -20,6 +20,10 @@ use crate::txn::Handle;
 /// Tree depth that credits are computed for: four levels hold more extents than a file has blocks.
 const TREE_DEPTH_MAX: u16 = 4;
 
+/// Credits of the largest step of [`Ext4::unmap`], in trees as deep as they may be on disk.
+pub(crate) const UNMAP_CREDITS: u32 =
+    extent::remove_credits(disk::extent::MAX_DEPTH) + FreeStep::METADATA.credits;
+
 /// Whether the inode is mapped by extents.
 pub fn has_extents(core: &disk::Inode) -> bool {
     core.flags.contains(InodeFlags::EXTENTS)

@@ -238,7 +238,7 @@ impl Ext4 {
 
     /// Frees the blocks of a range from its end on; `end` is the end of the part that is left.
     fn free_range(&self, inode: &Inode, start: FileBlock, end: &mut FileBlock) -> Result<()> {
-        let credits = 40;
+        let credits = super::truncate::FIRST_CREDITS;
         let _pins = self.pin_inodes(&[inode.ino()], IoTag::default())?;
         self.txns.run(credits, IoTag::default(), |handle| {
             loop {

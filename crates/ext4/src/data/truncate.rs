@@ -8,12 +8,12 @@ use steadfs_vfs::{Cx, FileKind, FsError, Result};
 use crate::disk;
 use crate::fs::Ext4;
 use crate::inode::Inode;
-use crate::map::has_extents;
+use crate::map::{UNMAP_CREDITS, has_extents};
 use crate::txn::Handle;
 
-/// Credits of the first handle of a truncation: inode, orphan list (its head in the superblock or a
-/// block of the orphan file), and the first freed run with its tree blocks.
-const FIRST_CREDITS: u32 = 40;
+/// Credits of a handle that frees blocks: those of the largest step, so that each handle has room for one, and for the inode
+/// and the orphan list (its head in the superblock or a block of the orphan file).
+pub(super) const FIRST_CREDITS: u32 = UNMAP_CREDITS + 4;
 
 /// The end of all file blocks.
 const END: FileBlock = FileBlock(u32::MAX as u64);
