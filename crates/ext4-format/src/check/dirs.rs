@@ -1,5 +1,6 @@
 //! Every directory: its blocks, its entries, and what they name.
 
+use std::collections::BTreeMap;
 use std::hash::Hasher;
 
 use steadfs_base::{DevBlock, FixedHasher};
@@ -19,6 +20,14 @@ use crate::disk::{Ino, Inode};
 
 /// Most names of one directory that are searched for duplicates.
 const COMPARED_NAMES_MAX: usize = 1 << 26;
+/// Most names of one directory that are reported as equal.
+const DUPLICATES_MAX: usize = 1 << 16;
+
+/// A name that may be in its directory twice.
+struct FoundName {
+    name: Vec<u8>,
+    is_double: bool,
+}
 
 /// Buffers that all directories share.
 #[derive(Default)]
@@ -401,32 +410,43 @@ impl Checker<'_> {
             return;
         }
         twice.dedup();
-        let mut names = self.names_with(i, &twice, &mut scratch.block);
-        names.sort_unstable();
-        let doubled = names.windows(2).filter(|pair| pair[0].0 == pair[1].0);
-        let mut doubled: Vec<_> = doubled.map(|pair| pair[0].clone()).collect();
-        doubled.dedup_by(|a, b| a.0 == b.0);
-        for (_, name) in doubled {
-            let (dir, name) = (self.dirs[i].ino, Name::of(&name));
+        if twice.len() > DUPLICATES_MAX {
+            twice.truncate(DUPLICATES_MAX);
+            let ino = self.dirs[i].ino;
+            let what = format!("the other equal names in directory {ino}, which has too many");
+            self.report.skipped.push(what.into());
+        }
+        let names = self.names_with(i, &twice, &mut scratch.block);
+        for found in names.into_values().filter(|found| found.is_double) {
+            let (dir, name) = (self.dirs[i].ino, Name::of(&found.name));
             self.issue(Issue::DuplicateName { dir, name });
         }
     }
 
-    /// The names in a directory whose hashes are among `wanted` (sorted), each behind the bytes that are compared.
+    /// The names in a directory whose hashes are among `wanted` (sorted), by the bytes that are compared.
     fn names_with(
         &mut self,
         i: usize,
         wanted: &[u64],
         buf: &mut Vec<u8>,
-    ) -> Vec<(Vec<u8>, Vec<u8>)> {
-        let mut names = Vec::new();
+    ) -> BTreeMap<Vec<u8>, FoundName> {
+        let mut names: BTreeMap<Vec<u8>, FoundName> = BTreeMap::new();
         let comparison = self.dirs[i].comparison;
         let mut keep = |layout: &DirLayout, bytes: &[u8]| {
             for entry in dir_entry::entries_in(layout, bytes, 0, bytes.len()) {
                 let Ok(entry) = entry else { break };
                 let key = comparison.key(entry.name);
                 if entry.ino.is_some() && wanted.binary_search(&hash_of(&key)).is_ok() {
-                    names.push((key.to_vec(), entry.name.to_vec()));
+                    match names.get_mut(&*key) {
+                        Some(found) => found.is_double = true,
+                        None => {
+                            let found = FoundName {
+                                name: entry.name.to_vec(),
+                                is_double: false,
+                            };
+                            names.insert(key.to_vec(), found);
+                        }
+                    }
                 }
             }
         };

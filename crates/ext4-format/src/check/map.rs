@@ -158,11 +158,12 @@ impl Checker<'_> {
         let mut len = u64::from(extent.len);
         let bits = self.geo.cluster_bits;
         if bits > 0 {
+            let continues = walk.last_of_file == Some(extent.block.0 >> bits);
             self.check_place(walk, extent);
-            // Extents of one file may be in one cluster, which counts once.
+            // Extents of one cluster of the file may be in one of the volume, which counts once.
             let cluster = start.0 >> bits;
             let last = (start.0 + len - 1) >> bits;
-            if walk.last_cluster.replace(last) == Some(cluster) {
+            if walk.last_cluster.replace(last) == Some(cluster) && continues {
                 let skipped = (((cluster + 1) << bits) - start.0).min(len);
                 start = start.plus(skipped);
                 len -= skipped;
@@ -173,6 +174,7 @@ impl Checker<'_> {
         } else {
             walk.blocks += len;
         }
+        self.collect(walk, extent, start..start.plus(len));
         if len > 0
             && let Some(twice) = self.used.mark_used(&self.geo, start, len)
             && !self.shared_blocks
@@ -185,6 +187,34 @@ impl Checker<'_> {
             });
         }
         self.note_extent(walk, extent);
+    }
+
+    /// Keeps the runs of an extent that are read later, but for those of `marked` that were in use before: however often a
+    /// map has a block, it is read once.
+    fn collect(&mut self, walk: &Walk, extent: &Extent, marked: Range<DevBlock>) {
+        let runs = match walk.collect {
+            Collect::Nothing => return,
+            Collect::Dir => &mut self.dir_runs,
+            Collect::Journal => &mut self.journal_runs,
+            Collect::Orphans => &mut self.orphan_runs,
+            Collect::Value => &mut self.value_runs,
+            Collect::Quota(kind) => &mut self.counted.runs[kind.index()],
+        };
+        let mut push = |start: DevBlock, end: DevBlock| {
+            if start < end {
+                let at = (start.0 - extent.start.0) as u32;
+                runs.push(Run {
+                    block: FileBlock(extent.block.0 + u64::from(at)),
+                    len: (end.0 - start.0) as u32,
+                    start,
+                });
+            }
+        };
+        if self.shared_blocks {
+            return push(extent.start, extent.start.plus(extent.len.into()));
+        }
+        push(extent.start, marked.start);
+        self.used.each_free(&self.geo, marked, &mut push);
     }
 
     /// Checks where an extent is in its clusters.
@@ -213,19 +243,6 @@ impl Checker<'_> {
             walk.intact = false;
             let (ino, block) = (walk.ino, first);
             self.issue(Issue::Unwritten { ino, block });
-        }
-        let run = Run {
-            block: extent.block,
-            len: extent.len,
-            start: extent.start,
-        };
-        match walk.collect {
-            Collect::Nothing => {}
-            Collect::Dir => self.dir_runs.push(run),
-            Collect::Journal => self.journal_runs.push(run),
-            Collect::Orphans => self.orphan_runs.push(run),
-            Collect::Value => self.value_runs.push(run),
-            Collect::Quota(kind) => self.counted.runs[kind.index()].push(run),
         }
     }
 

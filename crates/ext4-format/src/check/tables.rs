@@ -2,6 +2,7 @@
 //! allocated by group, at the first block or inode found in it.
 
 use std::borrow::Cow;
+use std::ops::Range;
 
 use steadfs_base::{DevBlock, FileBlock};
 use steadfs_vfs::InodeFlags;
@@ -32,6 +33,34 @@ impl UsedBlocks {
     /// The bitmap of a group, where anything in it is in use.
     pub(super) fn group(&self, group: GroupNo) -> Option<&[u8]> {
         self.groups[group.0 as usize].as_deref()
+    }
+
+    /// Calls `each` with the start and end of every run of a range that is not in use. The range is within the volume's
+    /// groups.
+    pub(super) fn each_free(
+        &self,
+        geo: &Geometry,
+        range: Range<DevBlock>,
+        each: &mut dyn FnMut(DevBlock, DevBlock),
+    ) {
+        let mut at = range.start;
+        while at < range.end {
+            let (group, index) = geo.group_of_block(at);
+            let here = (range.end.0 - at.0).min(u64::from(geo.blocks_per_group - index)) as u32;
+            let bits = geo.cluster_bits;
+            let clusters = index >> bits..((index + here - 1) >> bits) + 1;
+            match self.group(group) {
+                None => each(at, at.plus(here.into())),
+                Some(map) => {
+                    for free in bitmap::zero_runs(map, clusters) {
+                        let first = (free.start << bits).max(index) - index;
+                        let end = (free.end << bits).min(index + here) - index;
+                        each(at.plus(first.into()), at.plus(end.into()));
+                    }
+                }
+            }
+            at = at.plus(here.into());
+        }
     }
 
     /// Marks the blocks (the clusters they are in) and returns those marked before. The range

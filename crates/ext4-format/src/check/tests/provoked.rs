@@ -253,6 +253,77 @@ fn equal_names_in_two_blocks() {
     ));
 }
 
+/// A source that counts what is read.
+struct Counted {
+    bytes: Vec<u8>,
+    read: std::cell::Cell<u64>,
+}
+
+impl BlockSource for Counted {
+    fn size_bytes(&self) -> u64 {
+        self.bytes.size_bytes()
+    }
+
+    fn read(&self, offset: u64, buf: &mut [u8]) -> io::Result<()> {
+        self.read.set(self.read.get() + buf.len() as u64);
+        self.bytes.read(offset, buf)
+    }
+}
+
+/// However often a directory maps a block, its names are read once.
+#[test]
+fn a_block_that_a_directory_maps_again_and_again_is_read_once() {
+    const TIMES: u16 = 84;
+    let mut damage = Damage::new(Base::Plain);
+    let dir = damage.ino("a/b");
+    let names = damage.mapped(dir, 0);
+    // The leaf takes the place of a block of the large file.
+    let large = damage.ino("large");
+    let leaf = damage.mapped(large, 1);
+    let block = damage.block(leaf);
+    block.fill(0);
+    block[..2].copy_from_slice(&0xF30A_u16.to_le_bytes());
+    block[2..4].copy_from_slice(&TIMES.to_le_bytes());
+    block[4..6].copy_from_slice(&TIMES.to_le_bytes());
+    for n in 0..usize::from(TIMES) {
+        let at = 12 + 12 * n;
+        put32(block, at, n as u32);
+        block[at + 4] = 1;
+        put32(block, at + 8, names.0 as u32);
+    }
+    damage.set_inode(dir, |inode| {
+        inode.flags.0 |= 0x8_0000;
+        inode.block.fill(0);
+        inode.block[..2].copy_from_slice(&0xF30A_u16.to_le_bytes());
+        inode.block[2..8].copy_from_slice(&[1, 0, 4, 0, 1, 0]);
+        put32(&mut inode.block, 16, leaf.0 as u32);
+    });
+    let source = Counted {
+        bytes: damage.bytes.clone(),
+        read: std::cell::Cell::new(0),
+    };
+    let report = check(&source, &Options::default());
+    let found = |name: &str| {
+        report
+            .issues
+            .iter()
+            .filter(|issue| kind(issue) == name)
+            .count()
+    };
+    assert!(found("BlockUsedTwice") > 0, "{:?}", report.issues);
+    assert_eq!(found("DuplicateName"), 0, "{:?}", report.issues);
+    let clean = Counted {
+        bytes: Damage::new(Base::Plain).bytes,
+        read: std::cell::Cell::new(0),
+    };
+    check(&clean, &Options::default());
+    let more = source.read.get() as i64 - clean.read.get() as i64;
+    assert!(
+        more < 8 << 10,
+        "{more} bytes more than for the whole volume"
+    );
+}
+
 /// A type of 0 was never stored: Linux takes it from the inode, and `e2fsck -n` does not report it. Any other wrong
 /// type is an issue.
 #[test]
