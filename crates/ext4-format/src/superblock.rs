@@ -122,13 +122,14 @@ fn offset_of(geo: &Geometry, group: GroupNo) -> u64 {
     geo.block_size.offset_of(geo.first_block_of(group))
 }
 
-/// A superblock that verifies and whose group number and geometry match this offset.
+/// A superblock that verifies and whose geometry has a copy at this offset. Its group number may be that of the first
+/// superblock: before 6.2, Linux copied that whole when it enlarged a mounted volume.
 fn parse_copy(bytes: &[u8], at: u64, group: u32) -> Option<Superblock> {
     let sb = Superblock::parse(bytes).ok()?;
     let geo = sb.geometry();
     let is_copy = group < geo.group_count
         && geo.has_super(GroupNo(group))
-        && u32::from(sb.raw().block_group_nr.get()) == group
+        && [0, group].contains(&sb.raw().block_group_nr.get().into())
         && offset_of(geo, GroupNo(group)) == at;
     is_copy.then_some(sb)
 }
@@ -267,11 +268,12 @@ fn choose_copy(queue: &Queue, at: u64) -> Result<Chosen> {
         Ok(sb) => sb,
         Err(error) => return refuse(format!("no superblock that can be used: {error}")),
     };
-    let group = sb.raw().block_group_nr.get().into();
-    if parse_copy(&bytes, at, group).is_none() {
+    let block = at >> sb.geometry().block_size.bits();
+    let geo = sb.geometry();
+    let group = geo.copy_groups().find(|group| offset_of(geo, *group) == at);
+    if group.is_none_or(|group| parse_copy(&bytes, at, group.0).is_none()) {
         return refuse("that superblock is a copy from another offset".to_owned());
     }
-    let block = at >> sb.geometry().block_size.bits();
     Ok(Chosen {
         sb: sb.of_copy(),
         bytes,
