@@ -605,3 +605,16 @@ fn a_tebibyte_is_formatted_at_once() {
     assert!(used < 64 * MIB, "{used} bytes are allocated");
     println!("{took:?}, {used} bytes");
 }
+
+/// More discards than are in flight at once.
+#[test]
+fn a_device_that_fails_discards_is_formatted() {
+    let device = steadfs_block::FaultDevice::new(Arc::new(steadfs_block::MemDevice::new(80 << 30)));
+    device.fail(|bio| bio.op == steadfs_block::Op::Discard);
+    let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+    format(&queue, 80 << 30, &FormatOptions::default()).unwrap();
+    assert!(
+        (1..=32).contains(&device.failures()),
+        "it is not asked again"
+    );
+}

@@ -103,10 +103,20 @@ impl<'a> Writer<'a> {
         if self.queue.geometry().discard_granularity.is_none() {
             return Ok(false);
         }
-        self.in_steps(0..len, Bio::discard)?;
-        // A device may refuse a discard; then nothing has changed.
-        let ended: Vec<_> = self.under_way.drain(..).map(|io| io.wait()).collect();
-        Ok(ended.iter().all(Result::is_ok) && self.queue.geometry().discard_zeroes)
+        self.wait()?;
+        // A device may refuse a discard; then nothing has changed, and it is not asked again.
+        let mut are_discarded = true;
+        let mut at = 0;
+        while at < len && are_discarded {
+            while at < len && self.under_way.len() < REQUESTS_IN_FLIGHT_MAX {
+                let bytes = REQUEST_BYTES_MAX.min(len - at);
+                self.start(Bio::discard(at, bytes))?;
+                at += bytes;
+            }
+            let ended: Vec<_> = self.under_way.drain(..).map(|io| io.wait()).collect();
+            are_discarded = ended.iter().all(Result::is_ok);
+        }
+        Ok(are_discarded && self.queue.geometry().discard_zeroes)
     }
 
     /// Wipes the old superblock, so that an interrupted format leaves no volume.
