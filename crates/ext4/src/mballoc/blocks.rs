@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
-use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag, Tid};
+use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag, Tid, Urgency};
 use steadfs_block::Bio;
 use steadfs_cache::{MetaBuf, MetaMut};
 use steadfs_rt::MutexGuard;
@@ -17,6 +17,9 @@ use crate::fs::Ext4;
 use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
+
+/// Most freed runs of one transaction that are discarded at once.
+const RUNS_AT_ONCE: usize = 64;
 
 impl Allocator {
     /// Locks a group with its `busy` bitmap loaded.
@@ -261,25 +264,21 @@ impl Allocator {
             }
             !durable
         });
-        for run in done {
+        done.sort_unstable_by_key(|run| run.start);
+        for done in done.chunks(RUNS_AT_ONCE) {
             if self.discard.load(Ordering::Relaxed) {
-                self.discard_run(fs, run);
+                // Tasks wait for the commit, and later ones for its end.
+                let tag = IoTag::background().with_urgency(Urgency::Journal);
+                discard_runs(fs, done, tag);
             }
-            self.make_free(fs, run, true);
-            // Subtracted last, so that a task short of space sees the blocks as free or as pending.
-            let clusters = u64::from(fs.geo().clusters_for(run.len));
-            let mut totals = self.totals.lock();
-            assert!(totals.pending >= clusters, "committed blocks were pending");
-            totals.pending -= clusters;
-        }
-    }
-
-    /// Discards a free run. A refusal by the device is only logged.
-    pub(super) fn discard_run(&self, fs: &Ext4, run: Run) {
-        let size = fs.geo().block_size;
-        let bio = Bio::discard(size.offset_of(run.start), u64::from(run.len) << size.bits());
-        if let Err(error) = fs.queue().submit(bio, IoTag::background()).wait() {
-            tracing::debug!(%error, "discard refused");
+            for &run in done {
+                self.make_free(fs, run, true);
+                // Subtracted last, so that a task short of space sees the blocks as free or as pending.
+                let clusters = u64::from(fs.geo().clusters_for(run.len));
+                let mut totals = self.totals.lock();
+                assert!(totals.pending >= clusters, "committed blocks were pending");
+                totals.pending -= clusters;
+            }
         }
     }
 
@@ -302,6 +301,26 @@ impl Allocator {
         buf.set_verified(BLOCK_BITMAP);
         group.desc.flags &= !BLOCK_UNINIT;
         Ok(buf)
+    }
+}
+
+/// Discards free runs, in the order of their blocks; those that follow each other at once. A refusal by the device is only
+/// logged.
+pub(super) fn discard_runs(fs: &Ext4, runs: &[Run], tag: IoTag) {
+    let size = fs.geo().block_size;
+    let follows = |first: &Run, next: &Run| first.start.plus(first.len.into()) == next.start;
+    let ios: Vec<_> = runs
+        .chunk_by(follows)
+        .map(|runs| {
+            let len: u64 = runs.iter().map(|run| u64::from(run.len)).sum();
+            let bio = Bio::discard(size.offset_of(runs[0].start), len << size.bits());
+            fs.queue().submit(bio, tag)
+        })
+        .collect();
+    for io in ios {
+        if let Err(error) = io.wait() {
+            tracing::debug!(%error, "discard refused");
+        }
     }
 }
 

@@ -11,9 +11,11 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
+use steadfs_base::IoTag;
 use steadfs_rt::{now, sleep};
 use steadfs_vfs::{Cx, Result};
 
+use super::blocks::discard_runs;
 use super::{Allocator, Run};
 use crate::disk::{GroupNo, bitmap};
 use crate::fs::Ext4;
@@ -81,7 +83,7 @@ impl Allocator {
                 len: (piece.end - piece.start) << bits,
             };
             assert!(allocated.len > 0, "a discard has at least one block");
-            self.discard_run(fs, allocated);
+            discard_runs(fs, &[allocated], IoTag::background());
             self.make_free(fs, allocated, true);
             self.trimmed.fetch_add(1, Ordering::AcqRel);
             trimmed += u64::from(allocated.len);

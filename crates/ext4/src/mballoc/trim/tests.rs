@@ -129,6 +129,36 @@ fn blocks_freed_by_a_commit_are_free_after_their_discard() {
     });
 }
 
+/// One at a time they would take 2.4 s.
+#[test]
+fn a_commit_discards_what_it_freed_at_once() {
+    sim::run(sim::Config::new(1), || {
+        let options = MountOptions {
+            discard: true,
+            ..MountOptions::default()
+        };
+        let fs = slow_volume("ext4", options);
+        let cx = Cx::default();
+        let name = |n: u32| format!("f{n}").into_bytes();
+        for n in 0..121 {
+            let made = FileSystem::mknod(&*fs, &cx, ROOT, &name(n), 0o100_644, 0);
+            let ino = made.unwrap().ino;
+            fs.write(&cx, ino, 0, &[1; 4096], false).unwrap();
+            FileSystem::forget(&*fs, ino, 1);
+        }
+        FileSystem::sync_all(&*fs, &cx).unwrap();
+        for n in (1..120).step_by(2) {
+            FileSystem::unlink(&*fs, &cx, ROOT, &name(n)).unwrap();
+        }
+        let began = now();
+        FileSystem::sync_all(&*fs, &cx).unwrap();
+        let took = began.elapsed();
+        assert!(took < Duration::from_millis(1500), "{took:?}");
+        assert_eq!(fs.alloc.totals().pending, 0);
+        fs.close().unwrap();
+    });
+}
+
 #[test]
 fn a_trim_waits_for_tasks_that_are_short_of_space() {
     sim::run(sim::Config::new(1), || {
