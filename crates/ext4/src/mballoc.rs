@@ -72,6 +72,10 @@ struct Group {
 /// All groups of a volume.
 pub struct Allocator {
     groups: Vec<Mutex<Group>>,
+    /// Groups with a loaded bitmap, the number above which some are unloaded, and the group that is tried next.
+    loaded: AtomicU32,
+    loaded_max: AtomicU32,
+    next_unloaded: AtomicU32,
     inode_tables: Vec<DevBlock>,
     zones: Zones,
     totals: Mutex<Totals>,

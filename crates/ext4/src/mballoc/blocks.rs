@@ -18,12 +18,20 @@ use crate::pins::Pins;
 use crate::txn::Handle;
 use crate::verified::BLOCK_BITMAP;
 
+/// Groups that are tried when bitmaps are unloaded.
+const UNLOADED_AT_ONCE: u32 = 64;
+
 /// Most freed runs of one transaction that are discarded at once.
 const RUNS_AT_ONCE: usize = 64;
 
 impl Allocator {
     /// Locks a group with its `busy` bitmap loaded.
     pub(super) fn loaded(&self, fs: &Ext4, no: GroupNo) -> Result<MutexGuard<'_, Group>> {
+        let is_over =
+            self.loaded.load(Ordering::Relaxed) >= self.loaded_max.load(Ordering::Relaxed);
+        if is_over && self.group(no).busy.is_none() {
+            self.unload_some();
+        }
         let mut group = self.group(no);
         if group.busy.is_none() {
             let geo = fs.geo();
@@ -55,8 +63,23 @@ impl Allocator {
             self.zones.mark(first, blocks, geo.cluster_bits, &mut busy);
             group.free = bitmap::count_zeros(&busy, 0..clusters);
             group.busy = Some(busy);
+            self.loaded.fetch_add(1, Ordering::Relaxed);
         }
         Ok(group)
+    }
+
+    /// Drops the next bitmaps that say the same as those on the device: a busy cluster is one that has less than its
+    /// descriptor says. They are loaded again when they are needed.
+    fn unload_some(&self) {
+        let count = self.groups.len() as u32;
+        let tried = UNLOADED_AT_ONCE.min(count);
+        let first = self.next_unloaded.fetch_add(tried, Ordering::Relaxed);
+        for n in 0..tried {
+            let mut group = self.group(GroupNo(first.wrapping_add(n) % count));
+            if group.free == group.desc.free_clusters && group.busy.take().is_some() {
+                self.loaded.fetch_sub(1, Ordering::Relaxed);
+            }
+        }
     }
 
     /// Whether a block is free, so that no file or metadata has it. One whose group cannot be read is not.

@@ -22,6 +22,8 @@ use crate::io_error;
 
 /// Read-ahead window in descriptor blocks.
 const DESC_READ_AHEAD_BLOCKS: u32 = 256;
+/// Bytes of block bitmaps that are kept in memory beside those of groups with changes that the device does not have.
+const LOADED_BYTES_MAX: usize = 8 << 20;
 /// Inode table of a lost group: no inode table can be in block 0.
 const NO_TABLE: DevBlock = DevBlock(0);
 
@@ -197,6 +199,9 @@ impl Allocator {
             inode_tables,
             zones,
             totals: Mutex::new(Rank::Leaf, totals),
+            loaded: AtomicU32::new(0),
+            loaded_max: AtomicU32::new((LOADED_BYTES_MAX / geo.block_size.bytes()) as u32),
+            next_unloaded: AtomicU32::new(0),
             pending: Mutex::new(Rank::Leaf, Vec::new()),
             held: HeldClusters::default(),
             prealloc: PreallocTable::new(),

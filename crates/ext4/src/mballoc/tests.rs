@@ -452,3 +452,36 @@ fn inodes_are_near_their_directory() {
     assert_eq!(after.dirs, before.dirs + 3);
     assert_eq!(after.free_inodes, before.free_inodes - 33);
 }
+
+/// A trim looks at every group.
+#[test]
+fn bitmaps_are_unloaded_but_for_those_with_changes() {
+    let world = World::make(&["-t", "ext4", "-b", "1024", "-g", "1024"], "40M");
+    let alloc = &world.fs.alloc;
+    alloc.loaded_max.store(4, Ordering::Relaxed);
+    let file = world.file(ROOT, b"file").unwrap().ino;
+    let fs: &dyn steadfs_vfs::FileSystem = &*world.fs;
+    fs.write(&world.cx, file, 0, &[7; 3 << 20], false).unwrap();
+    fs.sync_all(&world.cx).unwrap();
+    fs.unlink(&world.cx, ROOT, b"file").unwrap();
+    // Freed, and not yet committed: these blocks are not free.
+    let pending = alloc.totals().pending;
+    assert!(pending >= 3 << 10, "{pending}");
+    let before = alloc.loaded.load(Ordering::Relaxed);
+    let trimmed = fs.trim(&world.cx, 0, u64::MAX, 0).unwrap();
+    assert!(trimmed > 20 << 20, "{trimmed}");
+    let after = alloc.loaded.load(Ordering::Relaxed);
+    let loaded = || {
+        let groups = alloc.groups.iter();
+        groups.filter(|group| group.lock().busy.is_some()).count()
+    };
+    assert_eq!(loaded(), after as usize);
+    assert!(
+        after <= before + 5,
+        "{after} of {} groups",
+        alloc.groups.len()
+    );
+    fs.sync_all(&world.cx).unwrap();
+    assert_eq!(alloc.totals().pending, 0);
+    world.close();
+}
