@@ -62,6 +62,14 @@ impl ClaimedFile {
         Ok(Self(file))
     }
 
+    /// Another handle of the file.
+    ///
+    /// # Errors
+    /// The process has too many files open.
+    pub fn file(&self) -> io::Result<File> {
+        self.0.try_clone()
+    }
+
     /// The first bytes of the file, as many as fit, and its length.
     ///
     /// # Errors

@@ -2,9 +2,12 @@
 //! happens before, the target is the old file or none.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions, Permissions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+
+use steadfs::ImageClaim;
 
 use crate::failure::Failure;
 
@@ -43,12 +46,24 @@ impl NewFile {
         emptied.map(drop).map_err(|error| wrong(&self.path, &error))
     }
 
-    /// Gives the file the target's name and, if there was one, the permissions of the file that had it.
-    pub fn replace(mut self, target: &Path) -> Result<(), Failure> {
+    /// Gives the file the target's name and, if there was one, the permissions of the file that had it, which was claimed
+    /// before it was read or examined. Refused if the name has another file by now.
+    pub fn replace(mut self, target: &Path, old: Option<&ImageClaim>) -> Result<(), Failure> {
         let fail = |error| wrong(target, &error);
-        if let Ok(found) = target.metadata() {
-            let perm: Permissions = found.permissions();
-            std::fs::set_permissions(&self.path, perm).map_err(fail)?;
+        let old = old.map(ImageClaim::file).transpose().map_err(fail)?;
+        let old = old.map(|old| old.metadata()).transpose().map_err(fail)?;
+        let id = |found: &Metadata| (found.dev(), found.ino());
+        let is_there = match target.metadata() {
+            Ok(found) => Some(found),
+            Err(error) if error.kind() == ErrorKind::NotFound => None,
+            Err(error) => return Err(fail(error)),
+        };
+        if is_there.as_ref().map(id) != old.as_ref().map(id) {
+            let why = "another program has replaced it meanwhile; it stays as it is";
+            return Err(fail(std::io::Error::other(why)));
+        }
+        if let Some(old) = old {
+            std::fs::set_permissions(&self.path, old.permissions()).map_err(fail)?;
         }
         std::fs::rename(&self.path, target).map_err(fail)?;
         self.is_kept = true;

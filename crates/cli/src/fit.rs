@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use steadfs::tools::{Progress, ToolError};
 use steadfs::{
-    FREE_PERCENT_MAX, Fill, FillSource, Filled, Fit, FitFree, FitKind, FitPass, FitPlan,
+    FREE_PERCENT_MAX, Fill, FillSource, Filled, Fit, FitFree, FitKind, FitPass, FitPlan, ImageClaim,
 };
 use steadfs_vfs::FsError;
 
@@ -112,7 +112,7 @@ pub fn run<R>(
     job: Job<'_>,
     make: impl Fn(&Path, &FitPlan) -> Result<(R, Fill), Failure>,
 ) -> Result<R, Failure> {
-    let target = &target_of(&job)?;
+    let (target, old) = &target_of(&job)?;
     let fail = |why: &dyn std::fmt::Display| {
         Failure::plain(format!("{}: {why}; nothing was made", target.display()))
     };
@@ -150,7 +150,7 @@ pub fn run<R>(
             None => fail(&why),
         })?;
         if is_done {
-            image.replace(target)?;
+            image.replace(target, old.as_ref())?;
             return Ok(report);
         }
     }
@@ -168,8 +168,9 @@ fn pass(filled: &Filled, is_full: bool) -> Result<FitPass, String> {
     }
 }
 
-/// The file to be made, which a link may lead to; refused if it would be a part of its own content, or is in use.
-fn target_of(job: &Job<'_>) -> Result<PathBuf, Failure> {
+/// The file to be made, which a link may lead to, and the claim of the one that it replaces; refused if it would be a part of
+/// its own content, or is in use.
+fn target_of(job: &Job<'_>) -> Result<(PathBuf, Option<ImageClaim>), Failure> {
     let fail =
         |why: &dyn std::fmt::Display| Failure::plain(format!("{}: {why}", job.target.display()));
     let target = match job.target.canonicalize() {
@@ -187,10 +188,11 @@ fn target_of(job: &Job<'_>) -> Result<PathBuf, Failure> {
         let why = format!("would be in {}, which it is made of", top.display());
         return Err(fail(&why));
     }
-    if target.metadata().is_ok_and(|found| found.len() > 0) {
-        steadfs::check_unused(&target).map_err(Failure::plain)?;
-    }
-    Ok(target)
+    let old = match target.exists() {
+        true => Some(ImageClaim::of(&target).map_err(Failure::plain)?),
+        false => None,
+    };
+    Ok((target, old))
 }
 
 /// The progress of a copy to a volume that may be too small: that it is full is no problem yet.

@@ -137,21 +137,6 @@ pub fn dry_run(
     })
 }
 
-/// Checks that a file could be formatted, and that no other program uses it.
-///
-/// # Errors
-/// Those of opening it for writing.
-pub fn check_unused(path: &Path) -> Result<(), Error> {
-    let open = OpenOptions {
-        engine: Engine::Threads,
-        ..OpenOptions::default()
-    };
-    match open_any(path, open) {
-        Ok(_) | Err(OpenError::Empty { .. }) => Ok(()),
-        Err(error) => Err(error.into()),
-    }
-}
-
 /// Open options for a device that is only inspected.
 fn read_only(offset: u64) -> OpenOptions {
     OpenOptions {

@@ -132,6 +132,7 @@
 compile_error!("outside Linux steadfs has no features: default-features = false");
 
 mod check;
+mod claim;
 mod files;
 #[cfg(target_os = "linux")]
 mod fill;
@@ -163,6 +164,7 @@ pub mod tools;
 mod volume;
 
 pub use check::{Checked, check};
+pub use claim::ImageClaim;
 pub use files::{DirEntry, File, Metadata, OpenFile, ReadDir, VolumeIoError, Walk, WalkEntry};
 #[cfg(all(feature = "sim", target_os = "linux"))]
 pub use fill::ReproducibleDevice;
@@ -170,9 +172,7 @@ pub use fill::ReproducibleDevice;
 pub use fill::{Fill, FillError, FillSource, Filled, Origin, fill, fill_open};
 #[cfg(target_os = "linux")]
 pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
-pub use format::{
-    check_unused, dry_run, format, format_f2fs, format_f2fs_within, format_journal, format_within,
-};
+pub use format::{dry_run, format, format_f2fs, format_f2fs_within, format_journal, format_within};
 pub use inspect::{Inspection, Marks, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;

@@ -230,3 +230,65 @@ fn a_killed_script_is_carried_out_or_not() {
         }
     }
 }
+
+/// A program that makes a new file for the image's name is stopped while the new file is there, `meanwhile` is called, and
+/// then it goes on. Returns its exit code and messages.
+fn paused(mut command: Command, image: &Path, meanwhile: impl FnOnce()) -> (i32, String) {
+    use std::io::Read;
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    let name = image.file_name().unwrap().to_str().unwrap();
+    let new = image.with_file_name(format!(".{name}.{}-0", child.id()));
+    steadfs_suite::command::until("the new file is there", || new.exists());
+    let process = Pid::from_child(&child);
+    kill_process(process, Signal::STOP).unwrap();
+    meanwhile();
+    assert!(new.exists(), "it was not stopped in time");
+    kill_process(process, Signal::CONT).unwrap();
+    let status = wait(&mut child, PATIENCE).unwrap();
+    let mut messages = String::new();
+    child.stderr.unwrap().read_to_string(&mut messages).unwrap();
+    (status.code().unwrap(), messages)
+}
+
+/// What a mount writes to an image that is about to be replaced would be lost.
+#[test]
+fn an_image_that_is_being_replaced_is_in_use() {
+    let scratch = Scratch::new();
+    let source = scratch.folder("source");
+    for n in 0..200 {
+        fs::write(source.join(n.to_string()), vec![n as u8; 50_000]).unwrap();
+    }
+    let source = source.to_str().unwrap();
+    let name = script(&scratch, &format!("put -r {source} /new"));
+    let volume = image(&scratch, "replaced.img", "ext2", 64 * MIB);
+    let path = volume.path();
+    let command = |words: &[&str]| {
+        let mut command = Command::new(program());
+        command.args(words);
+        command
+    };
+    let shown = path.to_str().unwrap();
+    let edit = ["edit", "--copy", shown, &name];
+    let fit = ["format", "-q", "--fit", "-d", source, shown];
+    for words in [&edit[..], &fit] {
+        let (code, messages) = paused(command(words), path, || {
+            let busy = steadfs(["touch", &format!("{shown}:/lost")]);
+            assert!(busy.err.contains("in use"), "{words:?}: {}", busy.err);
+            let point = scratch.folder("point");
+            let busy = steadfs(["mount", shown, point.to_str().unwrap()]);
+            assert!(busy.err.contains("in use"), "{words:?}: {}", busy.err);
+        });
+        assert_eq!(code, 0, "{messages}");
+        // A file that has got the name meanwhile stays.
+        let (code, messages) = paused(command(words), path, || {
+            let other = scratch.join("other");
+            fs::write(&other, "other").unwrap();
+            fs::rename(&other, path).unwrap();
+        });
+        assert_eq!(code, 1, "{messages}");
+        assert!(messages.contains("has replaced it meanwhile"), "{messages}");
+        assert_eq!(fs::read(path).unwrap(), b"other");
+        fs::remove_file(path).unwrap();
+        image(&scratch, "replaced.img", "ext2", 64 * MIB);
+    }
+}

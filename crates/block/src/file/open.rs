@@ -118,6 +118,14 @@ impl ClaimedFile {
         Ok(Self { fd, second })
     }
 
+    /// Another descriptor of the file. The locks stay until each of them is closed.
+    ///
+    /// # Errors
+    /// The process has too many descriptors.
+    pub fn file(&self) -> std::io::Result<std::fs::File> {
+        Ok(self.fd.try_clone()?.into())
+    }
+
     /// The first bytes of an image file, as many as fit, and its length.
     ///
     /// # Errors
@@ -145,8 +153,12 @@ impl ClaimedFile {
 
 /// Whether two descriptors have the same file.
 pub(super) fn same_file(a: &OwnedFd, b: &OwnedFd) -> bool {
-    let key = |fd| fstat(fd).map(|file| (file.st_dev, file.st_ino, file.st_rdev));
-    matches!((key(a), key(b)), (Ok(a), Ok(b)) if a == b)
+    matches!((fstat(a), fstat(b)), (Ok(a), Ok(b)) if is_same(&a, &b))
+}
+
+fn is_same(a: &Stat, b: &Stat) -> bool {
+    let key = |file: &Stat| (file.st_dev, file.st_ino, file.st_rdev);
+    key(a) == key(b)
 }
 
 /// The device on an open file. `known` is what was found when the same file was opened before: a process without paths
@@ -278,7 +290,18 @@ fn try_claim(path: &Path, options: &OpenOptions, claim: bool) -> Result<Opened, 
         exclusive = (!options.read_only).then_some(claiming);
     }
     lock_opened(path, options, &fd)?;
-    Ok((fd, exclusive))
+    // `steadfs edit --copy` replaces a file that it has locked, and unlocks the old one.
+    match stat(path) {
+        Ok(now)
+            if is_same(
+                &fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?,
+                &now,
+            ) =>
+        {
+            Ok((fd, exclusive))
+        }
+        _ => Err(busy("a program that replaces it".to_owned())),
+    }
 }
 
 /// Refuses a file that is no device, and a write-protected one that is to be written.

@@ -1,7 +1,7 @@
 //! A copy of an image file that is to replace it.
 //!
 //! **Rule.** The copy shares the image's blocks where the host's file system can, and has its holes. It gets the image's name
-//! when it is durable. The image's other names, if it has hard links, keep the old content.
+//! when it is durable, and until then the image is claimed. The image's other names, if it has hard links, keep the old content.
 
 use std::ffi::OsString;
 use std::fs::{File, OpenOptions};
@@ -11,6 +11,7 @@ use std::path::{Path, PathBuf};
 
 use rustix::fs::SeekFrom;
 use rustix::io::Errno;
+use steadfs::ImageClaim;
 
 use crate::args::offline::Open;
 use crate::beside::{NewFile, wrong};
@@ -26,6 +27,7 @@ const PIECE_BYTES: u64 = 16 << 20;
 pub struct ImageCopy {
     /// The image's file.
     target: PathBuf,
+    claim: ImageClaim,
     file: NewFile,
     /// The copy, as a command names the volume on it.
     image: PathBuf,
@@ -46,15 +48,17 @@ impl ImageCopy {
         if !target.metadata().is_ok_and(|found| found.is_file()) {
             return refuse("--copy is for image files, not for devices");
         }
-        steadfs::check_unused(&target).map_err(Failure::plain)?;
+        // They open the image themselves.
         let (device, list) = partition::resolve(image, &open.options.join(","), open.sandbox)?;
         worker::check_nodes(&device, &list, open.sandbox)?;
+        let claim = ImageClaim::of(&target).map_err(Failure::plain)?;
         let suffix = &image.as_os_str().as_bytes()[file.as_os_str().len()..];
         let new = NewFile::of(&target)?;
         let mut named = OsString::from(&new.path);
         named.push(std::ffi::OsStr::from_bytes(suffix));
         let copied = Self {
             target,
+            claim,
             file: new,
             image: PathBuf::from(named),
         };
@@ -72,7 +76,7 @@ impl ImageCopy {
 
     /// Copies the content; false if a signal has ended it.
     fn fill(&self, stop: &Stop) -> io::Result<bool> {
-        let mut from = File::open(&self.target)?;
+        let mut from = self.claim.file()?;
         let mut to = OpenOptions::new().write(true).open(&self.file.path)?;
         let found = from.metadata()?;
         rustix::fs::fchmod(&to, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
@@ -123,7 +127,7 @@ impl ImageCopy {
         new.sync_all().map_err(fail)?;
         let folder = self.target.parent().map(Path::to_owned);
         let target = self.target.clone();
-        self.file.replace(&target)?;
+        self.file.replace(&target, Some(&self.claim))?;
         let folder = folder.unwrap_or_else(|| PathBuf::from("/"));
         let synced = File::open(&folder).and_then(|folder| folder.sync_all());
         synced.map_err(|error| wrong(&folder, &error))
