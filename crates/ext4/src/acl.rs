@@ -37,16 +37,18 @@ impl Ext4 {
         dir: &Inode,
         kind: FileKind,
         perm: u32,
-        tag: IoTag,
+        cx: &Cx,
     ) -> Result<Inherited> {
         let core = dir.core.read();
         if kind == FileKind::Symlink
+            || cx.no_default_acl
             || !core.may_have_attrs()
             || self.check_namespace(INDEX_ACL_DEFAULT).is_err()
         {
             return Ok(Inherited::default());
         }
-        let Some((default, stored)) = self.acl_of(dir.ino(), &core, INDEX_ACL_DEFAULT, tag)? else {
+        let Some((default, stored)) = self.acl_of(dir.ino(), &core, INDEX_ACL_DEFAULT, cx.tag)?
+        else {
             return Ok(Inherited::default());
         };
         Ok(Inherited::of(&default, stored, kind, perm))

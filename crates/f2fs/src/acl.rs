@@ -29,12 +29,15 @@ impl F2fs {
         dir: &Inode,
         kind: FileKind,
         perm: u32,
-        tag: IoTag,
+        cx: &Cx,
     ) -> Result<Inherited> {
-        if kind == FileKind::Symlink || self.check_namespace(index::ACL_DEFAULT).is_err() {
+        if kind == FileKind::Symlink
+            || cx.no_default_acl
+            || self.check_namespace(index::ACL_DEFAULT).is_err()
+        {
             return Ok(Inherited::default());
         }
-        let Some((default, stored)) = self.acl_of(dir, index::ACL_DEFAULT, tag)? else {
+        let Some((default, stored)) = self.acl_of(dir, index::ACL_DEFAULT, cx.tag)? else {
             return Ok(Inherited::default());
         };
         Ok(Inherited::of(&default, stored, kind, perm))

@@ -81,6 +81,7 @@ fn context(volume: &Volume, request: &Request<'_>) -> Cx {
         fsetid: uid == 0,
         admin: false,
         umask: umask & 0o777,
+        no_default_acl: false,
         tag,
         caller: head.pid.into(),
         opened: None,

@@ -260,7 +260,7 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         self.attr(Call::Mknod, |to| {
             to.ino(dir);
             to.bytes(name);
-            to.word(cx.umask);
+            to.creation(cx);
             to.word(mode);
             to.word(rdev);
         })
@@ -270,7 +270,7 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         self.attr(Call::Mkdir, |to| {
             to.ino(dir);
             to.bytes(name);
-            to.word(cx.umask);
+            to.creation(cx);
             to.word(mode);
         })
     }
@@ -302,7 +302,7 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
         self.begin(Call::Make, |to| {
             to.ino(dir);
             to.bytes(name);
-            to.word(cx.umask);
+            to.creation(cx);
             to.new_file(new);
         })
     }

@@ -6,8 +6,8 @@ use std::sync::Arc;
 use steadfs_base::{Corruption, CorruptionKind, DevBlock, FileBlock, InodeNo, Timestamp};
 use steadfs_vfs::verity::FileDigest;
 use steadfs_vfs::{
-    Attr, FileKind, FsError, FsxAttr, Given, GivenPart, InodeFlags, NewFile, NotGiven, ReadData,
-    Seek, Segment, SetAttr, SetTime, StatFs,
+    Attr, Cx, FileKind, FsError, FsxAttr, Given, GivenPart, InodeFlags, NewFile, NotGiven,
+    ReadData, Seek, Segment, SetAttr, SetTime, StatFs,
 };
 
 /// A frame that is not what its receiver expects.
@@ -140,6 +140,12 @@ impl Encoder {
         }
         self.option(set.ctime, Self::time);
         self.flag(set.kill_priv);
+    }
+
+    /// What of the caller has an effect on what it makes.
+    pub fn creation(&mut self, cx: &Cx) {
+        self.word(cx.umask);
+        self.flag(cx.no_default_acl);
     }
 
     pub fn given(&mut self, given: &Given) {
@@ -435,6 +441,14 @@ impl<'a> Decoder<'a> {
             mtime: self.option(Self::set_time)?,
             ctime: self.option(Self::time)?,
             kill_priv: self.flag()?,
+        })
+    }
+
+    pub fn creation(&mut self, cx: &Cx) -> Result<Cx> {
+        Ok(Cx {
+            umask: self.word()?,
+            no_default_acl: self.flag()?,
+            ..cx.clone()
         })
     }
 

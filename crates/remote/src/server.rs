@@ -247,7 +247,7 @@ fn make_or_give(
     let ino = from.ino()?;
     let done = match call {
         Call::Make => {
-            let (name, cx) = (from.bytes()?, masked(cx, from.word()?));
+            let (name, cx) = (from.bytes()?, from.creation(cx)?);
             from.new_file(|new| make_file(fs, &cx, ino, name, new))?
         }
         _ => Ok(give_attributes(fs, cx, ino, &from.given()?)),
@@ -256,13 +256,6 @@ fn make_or_give(
         to.list(&missing, Encoder::not_given);
     });
     Ok(())
-}
-
-fn masked(cx: &Cx, umask: u32) -> Cx {
-    Cx {
-        umask,
-        ..cx.clone()
-    }
 }
 
 fn make_name(
@@ -274,14 +267,8 @@ fn make_name(
 ) -> std::result::Result<(), Malformed> {
     let (dir, name) = (from.ino()?, from.bytes()?);
     let made = match call {
-        Call::Mknod => fs.mknod(
-            &masked(cx, from.word()?),
-            dir,
-            name,
-            from.word()?,
-            from.word()?,
-        ),
-        Call::Mkdir => fs.mkdir(&masked(cx, from.word()?), dir, name, from.word()?),
+        Call::Mknod => fs.mknod(&from.creation(cx)?, dir, name, from.word()?, from.word()?),
+        Call::Mkdir => fs.mkdir(&from.creation(cx)?, dir, name, from.word()?),
         Call::Symlink => fs.symlink(cx, dir, name, from.bytes()?),
         _ => fs.link(cx, from.ino()?, dir, name),
     };

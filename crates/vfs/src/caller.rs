@@ -23,6 +23,8 @@ pub struct Cx {
     pub admin: bool,
     /// Bits to clear in the mode of a new file that inherits no default ACL.
     pub umask: u32,
+    /// Whether what the caller makes takes nothing from its directory's default list: a copy gets its original's lists.
+    pub no_default_acl: bool,
     /// Owner and urgency of the I/O this call causes.
     pub tag: IoTag,
     /// Identifies the caller: the process, if there is one. Only compared.

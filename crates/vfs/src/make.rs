@@ -52,7 +52,7 @@ pub enum GivenPart {
     Times,
 }
 
-/// Makes a file by single calls, and forgets it. One whose content cannot be written is removed again. Returns the
+/// Makes a file by single calls, and forgets it. It inherits no access list: what it is to have is in [`Given`]. One whose content cannot be written is removed again. Returns the
 /// attributes that it did not get.
 ///
 /// # Errors
@@ -68,6 +68,7 @@ pub fn make_file<F: FileSystem + ?Sized>(
     let cx = &Cx {
         new_owner: owner.uid.zip(owner.gid),
         umask: 0,
+        no_default_acl: true,
         ..cx.clone()
     };
     let attr = match new.kind {

@@ -121,6 +121,18 @@ fn new_files_inherit(kind: &'static Kind) {
         fs.getxattr(cx, sub.ino, ACCESS).unwrap(),
         rich(7, 6, 5, 4, 0)
     );
+    // A copy gets its original's lists, and none of its directory's.
+    let copying = &Cx {
+        no_default_acl: true,
+        umask: 0,
+        ..cx.clone()
+    };
+    let copy = fs.mknod(copying, dir, b"copy", 0o100_640, 0).unwrap();
+    let below = fs.mkdir(copying, dir, b"below", 0o750).unwrap();
+    assert_eq!((copy.perm, below.perm), (0o640, 0o750));
+    for ino in [copy.ino, below.ino] {
+        assert_eq!(fs.listxattr(cx, ino).unwrap(), Vec::<Vec<u8>>::new());
+    }
     let link = fs.symlink(cx, dir, b"link", b"x").unwrap();
     assert_eq!(link.perm, 0o777);
     fs.setxattr(cx, dir, DEFAULT, &simple(7, 5, 5), SetXattr::Any)

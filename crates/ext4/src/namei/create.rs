@@ -157,7 +157,7 @@ impl Ext4 {
         if self.quota.get().is_none() {
             return Ok(Pins::default());
         }
-        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
+        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx)?;
         let mut core = self.new_core(cx, dir, spec, &inherited, 0);
         if dir.has(InodeFlags::ENCRYPTED) {
             // What is encrypted does not start in the inode.
@@ -233,7 +233,7 @@ impl Ext4 {
         spec: &NewInode<'_>,
         links: u16,
     ) -> Result<Arc<Inode>, Failed> {
-        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
+        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx)?;
         let (before, mut pins) = (handle.savepoint(), Pins::default());
         let ino = self
             .alloc

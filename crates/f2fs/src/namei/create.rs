@@ -167,7 +167,7 @@ impl F2fs {
         spec: &'a NewInode<'a>,
         name: &StoredName<'_>,
     ) -> Result<InodePlan<'a>> {
-        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx.tag)?;
+        let inherited = self.inherit_acl(dir, spec.kind, spec.perm & 0o777, cx)?;
         let encryption = self.encryption_in(dir, spec, cx.tag)?;
         // Its length is that of any inode number.
         let target = self.target_of((spec, encryption.as_ref()), Nid::ROOT);

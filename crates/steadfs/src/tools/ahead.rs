@@ -148,6 +148,12 @@ impl Xattrs {
         }))
     }
 
+    /// Whether the file has one with this name. If they cannot be read it has none.
+    pub fn has(&self, name: &[u8]) -> bool {
+        let named = |all: &Vec<Xattr>| all.iter().any(|(found, _)| found == name);
+        self.0.as_ref().is_ok_and(named)
+    }
+
     /// Those with a value that are wanted. The others that are wanted are reported as not kept.
     pub fn kept(
         self,

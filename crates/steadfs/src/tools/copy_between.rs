@@ -8,7 +8,7 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 use super::ahead::Xattrs;
 use super::copy_out::write_content;
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
-use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
+use super::maker::{CopyTarget, Dir, Kept, Maker, Node, copying};
 use super::output::Output;
 use super::walk::{
     Entry, Held, VisitedDirs, check_depth, check_end, child, entries, resolve, resolve_parent, way,
@@ -40,6 +40,7 @@ pub fn copy_between(
     if same_volume && top.attr().kind == FileKind::Directory {
         refuse_itself(target, cx, &top, to).on_volume(from)?;
     }
+    let cx = &copying(cx);
     let mut copier = Copier {
         source,
         maker: Maker {
@@ -135,8 +136,8 @@ impl<'a> Copier<'a, '_> {
                     // Last, because filling changes its times, and a default ACL would be inherited.
                     let (fs, cx, log) = (self.source, self.cx, &mut self.log);
                     let kept = kept(fs, cx, frame.from.attr(), &paths.source, log);
-                    let ino = frame.to.held.ino();
-                    self.maker.keep(ino, kept, &paths.target, &mut self.log);
+                    let (to, path) = (&frame.to, &paths.target);
+                    self.maker.keep_of_dir(to, kept, path, &mut self.log);
                 }
                 self.folders.leave(frame.from.ino());
                 stack.pop();

@@ -8,13 +8,12 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 
 use rustix::fs::Stat;
-use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileKind, FileSystem};
 
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::folders::Folders;
 use super::host::{self, Opening, Source};
-use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
+use super::maker::{CopyTarget, Dir, Kept, Maker, Node, copying};
 use super::output::Output;
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
 use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, refused};
@@ -50,6 +49,7 @@ pub(crate) fn copy_in_by(
     (options, rules): (CopyOptions, Option<&OwnerRules>),
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    let cx = &copying(cx);
     let mut copier = Copier::new(fs, cx, options, progress);
     copier.maker.rules = rules;
     let how = Opening {
@@ -205,8 +205,11 @@ impl<'a, 'p> Copier<'a, 'p> {
                 self.around.remove(&host::id_of(&frame.stat));
                 if let Some(fd) = left.filter(|_| frame.keeps) {
                     // Last, because filling changes its times, and a default ACL would be inherited.
-                    let (stat, ino) = (frame.stat, frame.dir.held.ino());
-                    self.attributes(ino, &Source { fd, stat }, &paths.target);
+                    let source = Source {
+                        fd,
+                        stat: frame.stat,
+                    };
+                    self.attributes(&frame.dir, &source, &paths.target);
                 }
                 stack.pop();
                 continue;
@@ -379,9 +382,9 @@ impl<'a, 'p> Copier<'a, 'p> {
         maker.regular(spot, log, read, |_| kept_of_content(&from.stat))
     }
 
-    fn attributes(&mut self, ino: InodeNo, from: &Source, target: &[u8]) {
+    fn attributes(&mut self, dir: &Dir<'_>, from: &Source, target: &[u8]) {
         let kept = kept(from, target, &mut self.log);
-        self.maker.keep(ino, kept, target, &mut self.log);
+        self.maker.keep_of_dir(dir, kept, target, &mut self.log);
     }
 }
 

@@ -21,7 +21,7 @@ use super::list::device_numbers;
 use super::select::{Part, Selection};
 use super::walk::{Entry, Held, VisitedDirs, check_depth, check_end, child, is_of_dir, resolve};
 use super::written::{CopyTarget, Written, another_name};
-use super::{At, AtHost, CHUNK, HostFile, Result, host_path, os, printable, refused};
+use super::{At, AtHost, CHUNK, HostFile, LISTS, Result, host_path, os, printable, refused};
 
 /// Copies the file or tree at `from` on the volume; the copy's path is `to`. An existing directory is filled. The copy
 /// keeps types, permissions, owners (if requested), times, extended attributes, holes and hard links. What cannot be
@@ -360,6 +360,12 @@ impl<'a> Copier<'a, '_> {
             name => host::open_dir(spot.dir, os(name)),
         };
         let dir = dir.on_host(spot.path)?;
+        if made {
+            // Or what is made in it would inherit it, too.
+            let file = File::from(dir.try_clone().on_host(spot.path)?);
+            let removed = Target::Open(&file, None).remove_list(LISTS[1]);
+            removed.on_host(spot.path)?;
+        }
         way.folders.enter(dir).on_host(host_path(target))?;
         self.log.report.files += 1;
         frame.copy = match made || self.options.preserve {
@@ -474,6 +480,30 @@ impl<'a> Copier<'a, '_> {
         Xattrs::read(self.fs, self.cx, attr.ino)
     }
 
+    /// Removes the access lists that a file has of its directory or of before, and its original has not. With them the
+    /// permissions would admit others.
+    fn remove_lists(
+        &mut self,
+        kind: FileKind,
+        xattrs: &Xattrs,
+        target: &Target<'_>,
+        source: &[u8],
+    ) {
+        let lists = match kind {
+            FileKind::Symlink => 0,
+            FileKind::Directory => 2,
+            _ => 1,
+        };
+        for list in &LISTS[..lists] {
+            if !xattrs.has(list)
+                && let Err(error) = target.remove_list(list)
+            {
+                let shown = format!("no {}", printable(list));
+                self.log.not_kept(source, &shown, &error);
+            }
+        }
+    }
+
     /// Sets owner, permissions, extended attributes and times, in this order, since a new owner clears set-ID bits and
     /// capabilities, an ACL sets permissions, and each changes times. A failure is reported, and the copy stays.
     fn attributes(&mut self, attr: &Attr, xattrs: Xattrs, target: &Target<'_>, source: &[u8]) {
@@ -485,6 +515,7 @@ impl<'a> Copier<'a, '_> {
             self.log.not_kept(source, &owner, &io::Error::from(error));
             stranger = true;
         }
+        self.remove_lists(attr.kind, &xattrs, target, source);
         if attr.kind != FileKind::Symlink {
             let perm = super::kept_perm(attr.kind, attr.perm, stranger || !self.options.privileges);
             if let Err(error) = target.chmod(perm) {

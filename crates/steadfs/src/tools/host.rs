@@ -160,6 +160,14 @@ fn proc_path(fd: BorrowedFd<'_>) -> String {
     format!("/proc/self/fd/{}", fd.as_raw_fd())
 }
 
+/// The path of a name in an open folder, for calls that take only paths.
+fn path_in(dir: BorrowedFd<'_>, name: &OsStr) -> Vec<u8> {
+    let mut path = proc_path(dir).into_bytes();
+    path.push(b'/');
+    path.extend(name.as_bytes());
+    path
+}
+
 fn replaced() -> io::Error {
     io::Error::other("not copied: it was replaced while it was being copied")
 }
@@ -302,15 +310,34 @@ impl Target<'_> {
         }
     }
 
+    /// Removes an access control list that the file has inherited or had before; without one nothing is done.
+    pub fn remove_list(&self, name: &[u8]) -> io::Result<()> {
+        let name = CString::new(name)?;
+        let mut nothing = [0_u8; 0];
+        // An attempt to remove one that is not there is a transaction of the host's file system.
+        match self {
+            Self::Open(file, _) => {
+                if rustix::fs::fgetxattr(file, &name, &mut nothing[..]).is_ok() {
+                    rustix::fs::fremovexattr(file, &name)?;
+                }
+            }
+            Self::Named(dir, file) => {
+                let path = path_in(*dir, file);
+                if rustix::fs::lgetxattr(&path[..], &name, &mut nothing[..]).is_ok() {
+                    rustix::fs::lremovexattr(&path[..], &name)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
     /// Sets an extended attribute.
     pub fn set_xattr(&self, name: &[u8], value: &[u8]) -> io::Result<()> {
         let name = CString::new(name)?;
         match self {
             Self::Open(file, _) => rustix::fs::fsetxattr(file, &name, value, XattrFlags::empty())?,
             Self::Named(dir, file) => {
-                let mut path = proc_path(*dir).into_bytes();
-                path.push(b'/');
-                path.extend(file.as_bytes());
+                let path = path_in(*dir, file);
                 rustix::fs::lsetxattr(path, &name, value, XattrFlags::empty())?;
             }
         }

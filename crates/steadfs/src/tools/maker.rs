@@ -13,7 +13,7 @@ use steadfs_vfs::{
 use super::copying::{CopyOptions, Existing, Log};
 use super::output::Output;
 use super::walk::{Held, child, resolve};
-use super::{At, Result, refused};
+use super::{At, LISTS, Result, refused};
 use crate::owners::{OwnerRules, Ruled};
 
 /// A file to make that is not a directory.
@@ -94,6 +94,17 @@ impl Dir<'_> {
 
 /// Names of an existing directory that are kept, to find out which are free.
 const NAMES_MAX: usize = 4096;
+
+/// The value of an access list without entries.
+const EMPTY_LIST: [u8; 4] = 2_u32.to_le_bytes();
+
+/// The caller of copies: what it makes gets its original's access lists, and none of its directory's.
+pub(super) fn copying(cx: &Cx) -> Cx {
+    Cx {
+        no_default_acl: true,
+        ..cx.clone()
+    }
+}
 
 /// Makes files on `fs`.
 #[derive(Clone, Copy)]
@@ -336,6 +347,27 @@ impl<'a> Maker<'a> {
         let emptied = self.fs.setattr(self.cx, found.ino(), &empty);
         emptied.on_volume(spot.path)?;
         Ok((found, false))
+    }
+
+    /// Gives a directory its attributes, after it is filled.
+    pub fn keep_of_dir(&self, dir: &Dir<'_>, kept: Kept, path: &[u8], log: &mut Log<'_>) {
+        match dir.made {
+            true => self.keep(dir.held.ino(), kept, path, log),
+            false => self.keep_exactly(dir.held.ino(), kept, path, log),
+        }
+    }
+
+    /// As [`Maker::keep`], where the file was there before: it loses the access lists that its original has not.
+    pub fn keep_exactly(&self, ino: InodeNo, mut kept: Kept, path: &[u8], log: &mut Log<'_>) {
+        let names = self.fs.listxattr(self.cx, ino).unwrap_or_default();
+        for list in LISTS {
+            let is = |name: &[u8]| name == list;
+            if names.iter().any(|name| is(name)) && !kept.xattrs.iter().any(|(name, _)| is(name)) {
+                // As in Linux, to set an empty list removes the attribute.
+                kept.xattrs.push((list.to_vec(), EMPTY_LIST.to_vec()));
+            }
+        }
+        self.keep(ino, kept, path, log);
     }
 
     /// Gives a file its attributes. A failure is reported, and the copy stays.

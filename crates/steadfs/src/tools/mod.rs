@@ -183,6 +183,9 @@ pub fn owner_cx() -> Cx {
     }
 }
 
+/// The attributes that are access control lists.
+const LISTS: [&[u8]; 2] = [b"system.posix_acl_access", b"system.posix_acl_default"];
+
 /// Bytes moved by one read or write.
 const CHUNK: usize = 1 << 20;
 

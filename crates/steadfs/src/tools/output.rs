@@ -114,11 +114,13 @@ impl<'a, 's> Output<'a, 's> {
             maker.make_all(&new, &spot, log)?;
             return Ok(None);
         }
-        let Some((held, _)) = self.open else {
+        let Some((held, made)) = self.open else {
             return refused(spot.path, "was not written");
         };
-        if let Some(kept) = kept {
-            maker.keep(held.ino(), kept, spot.path, log);
+        match kept {
+            Some(kept) if made => maker.keep(held.ino(), kept, spot.path, log),
+            Some(kept) => maker.keep_exactly(held.ino(), kept, spot.path, log),
+            None => {}
         }
         Ok(Some(held))
     }

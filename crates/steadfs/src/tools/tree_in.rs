@@ -10,7 +10,7 @@ use steadfs_vfs::{Cx, FileKind, FileSystem};
 
 use super::copy_in::{HOLE_BYTES, room, runs};
 use super::copying::{CopyOptions, Log, Paths, Progress, Report};
-use super::maker::{CopyTarget, Dir, Kept, Maker, Node};
+use super::maker::{CopyTarget, Dir, Kept, Maker, Node, copying};
 use super::output::Output;
 use super::walk::Held;
 use super::{AtHost, CHUNK, Result};
@@ -28,6 +28,7 @@ pub fn tree_in(
     (options, rules): (CopyOptions, Option<&OwnerRules>),
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    let cx = &copying(cx);
     let mut copier = Copier {
         maker: Maker {
             fs,
