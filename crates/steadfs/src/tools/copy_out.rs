@@ -2,6 +2,7 @@
 
 use std::cmp::Ordering;
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
@@ -453,8 +454,8 @@ impl<'a> Copier<'a, '_> {
         }
         let made = if attr.kind == FileKind::Symlink {
             let target = self.fs.readlink(self.cx, attr.ino).on_volume(source)?;
-            spot.clear(&self.options)?;
-            rustix::fs::symlinkat(os(&target), spot.dir, os(spot.name))
+            let link = |name: &OsStr| rustix::fs::symlinkat(os(&target), spot.dir, name);
+            spot.put(&self.options, link)?
         } else {
             let (major, minor) = device_numbers(attr.rdev);
             let device = match is_device {
@@ -462,9 +463,9 @@ impl<'a> Copier<'a, '_> {
                 false => 0,
             };
             let kind = host::file_type(attr.kind);
-            spot.clear(&self.options)?;
             let mode = Mode::RUSR | Mode::WUSR;
-            rustix::fs::mknodat(spot.dir, os(spot.name), kind, mode, device)
+            let node = |name: &OsStr| rustix::fs::mknodat(spot.dir, name, kind, mode, device);
+            spot.put(&self.options, node)?
         };
         match made {
             Err(Errno::PERM) => refused(source, "was not made: only root can")?,

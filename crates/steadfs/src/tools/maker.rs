@@ -12,6 +12,7 @@ use steadfs_vfs::{
 
 use super::copying::{CopyOptions, Existing, Log};
 use super::output::Output;
+use super::replacing::make_over;
 use super::walk::{Held, child, resolve};
 use super::{At, LISTS, Result, refused};
 use crate::owners::{OwnerRules, Ruled};
@@ -210,23 +211,44 @@ impl<'a> Maker<'a> {
         Ok(looks && self.found(spot)?.is_some() && (skips || !log.confirm(spot.path)))
     }
 
-    /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.
-    fn clear(&self, spot: &CopyTarget<'_>) -> Result<()> {
+    /// Whether a target exists that a link, a special file or a further hard link replaces, if the options allow it.
+    fn replaces(&self, spot: &CopyTarget<'_>) -> Result<bool> {
         if spot.name.is_empty() {
             return refused(spot.path, "is a directory: not replaced");
         }
         if matches!(self.options.existing, Existing::Refuse | Existing::Skip) {
-            return Ok(());
+            return Ok(false);
         }
         let Some(found) = self.found(spot)? else {
-            return Ok(());
+            return Ok(false);
         };
         if found.attr().kind == FileKind::Directory {
             return refused(spot.path, "is a directory: not replaced");
         }
         spare_source(&found, spot)?;
-        let removed = self.fs.unlink(self.cx, spot.into, spot.name);
-        removed.on_volume(spot.path)
+        Ok(true)
+    }
+
+    /// Removes an existing target, if the options allow it, for a new file.
+    fn clear(&self, spot: &CopyTarget<'_>) -> Result<()> {
+        if self.replaces(spot)? {
+            let removed = self.fs.unlink(self.cx, spot.into, spot.name);
+            removed.on_volume(spot.path)?;
+        }
+        Ok(())
+    }
+
+    /// Makes a file by `make`, in the place of an existing one if the options allow it.
+    fn put(
+        &self,
+        spot: &CopyTarget<'_>,
+        make: impl Fn(&[u8]) -> steadfs_vfs::Result<Attr>,
+    ) -> Result<Held<'a>> {
+        let attr = match self.replaces(spot)? {
+            true => make_over(self.fs, self.cx, (spot.into, spot.name), make),
+            false => make(spot.name),
+        };
+        Ok(Held::counted(self.fs, attr.on_volume(spot.path)?))
     }
 
     /// Adds a hard link to a file that was copied before.
@@ -234,10 +256,8 @@ impl<'a> Maker<'a> {
         if self.found(spot)?.is_some_and(|found| found.ino() == first) {
             return Ok(());
         }
-        self.clear(spot)?;
-        let attr = self.fs.link(self.cx, first, spot.into, spot.name);
-        drop(Held::counted(self.fs, attr.on_volume(spot.path)?));
-        Ok(())
+        let link = |name: &[u8]| self.fs.link(self.cx, first, spot.into, name);
+        self.put(spot, link).map(drop)
     }
 
     /// Makes a link or special file. Returns it if its inode number can be needed.
@@ -261,8 +281,7 @@ impl<'a> Maker<'a> {
             self.make_all(&new, spot, log)?;
             return Ok(None);
         }
-        self.clear(spot)?;
-        let made = self.make(node, spot)?;
+        let made = self.put(spot, |name| self.make(node, spot.into, name))?;
         self.keep(made.ino(), kept, spot.path, log);
         Ok(Some(made))
     }
@@ -278,14 +297,12 @@ impl<'a> Maker<'a> {
         log.made(self.fs, spot.path, new.given, made)
     }
 
-    fn make(&self, node: &Node<'_>, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
-        let (fs, cx, dir, name) = (self.fs, self.cx, spot.into, spot.name);
-        let attr: Attr = match node.kind {
+    fn make(&self, node: &Node<'_>, dir: InodeNo, name: &[u8]) -> steadfs_vfs::Result<Attr> {
+        let (fs, cx) = (self.fs, self.cx);
+        match node.kind {
             FileKind::Symlink => fs.symlink(cx, dir, name, node.target),
             kind => fs.mknod(cx, dir, name, kind.mode_bits() | 0o600, node.rdev),
         }
-        .on_volume(spot.path)?;
-        Ok(Held::counted(fs, attr))
     }
 
     fn create(&self, spot: &CopyTarget<'_>) -> Result<Held<'a>> {
@@ -294,7 +311,8 @@ impl<'a> Maker<'a> {
             rdev: 0,
             target: &[],
         };
-        self.make(&node, spot)
+        let attr = self.make(&node, spot.into, spot.name);
+        Ok(Held::counted(self.fs, attr.on_volume(spot.path)?))
     }
 
     /// Makes a regular file, or uses the existing one. Returns whether it was made.

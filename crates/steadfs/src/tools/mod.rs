@@ -28,6 +28,7 @@ mod maker;
 mod names_of;
 #[cfg(target_os = "linux")]
 mod output;
+mod replacing;
 mod select;
 #[cfg(target_os = "linux")]
 mod tar_out;

@@ -1,5 +1,6 @@
 //! The file of the host that a copy writes its content to.
 
+use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::BorrowedFd;
@@ -12,6 +13,7 @@ use steadfs_vfs::FileKind;
 
 use super::copying::{CopyOptions, Existing, Log};
 use super::host::{self, Target};
+use super::replacing::{TRIES_MAX, temporary_name};
 use super::{AtHost, HostFile, Result, os, refused};
 
 /// The target of a copy on the host.
@@ -47,19 +49,59 @@ impl CopyTarget<'_> {
         Ok(is_there && (skips || !log.confirm(self.bytes())))
     }
 
-    /// Removes an existing target, if the options allow it, for a link, a special file or a further hard link.
-    pub fn clear(&self, options: &CopyOptions) -> Result<()> {
+    /// Whether a target exists that a link, a special file or a further hard link replaces, if the options allow it.
+    fn replaces(&self, options: &CopyOptions) -> Result<bool> {
         if matches!(options.existing, Existing::Refuse | Existing::Skip) {
-            return Ok(());
+            return Ok(false);
         }
         let Some(stat) = self.found()? else {
-            return Ok(());
+            return Ok(false);
         };
         if host::kind_of(&stat) == Some(FileKind::Directory) {
             return refused(self.bytes(), "is a directory: not replaced");
         }
         spare_image(options, &stat, self)?;
-        self.remove()
+        Ok(true)
+    }
+
+    /// Removes an existing target, if the options allow it, for a new file.
+    fn clear(&self, options: &CopyOptions) -> Result<()> {
+        match self.replaces(options)? {
+            true => self.remove(),
+            false => Ok(()),
+        }
+    }
+
+    /// Makes a file by `make`, in the place of an existing one if the options allow it.
+    pub fn put(
+        &self,
+        options: &CopyOptions,
+        make: impl Fn(&OsStr) -> rustix::io::Result<()>,
+    ) -> Result<rustix::io::Result<()>> {
+        Ok(match self.replaces(options)? {
+            true => self.put_over(make),
+            false => make(os(self.name)),
+        })
+    }
+
+    /// Makes a file under a name that is not in use, and moves it over the existing one.
+    fn put_over(&self, make: impl Fn(&OsStr) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+        let mut number = 0;
+        let other = loop {
+            let other = temporary_name(number);
+            number += 1;
+            match make(os(&other)) {
+                Err(Errno::EXIST) if number < TRIES_MAX => {}
+                made => break made.map(|()| other)?,
+            }
+        };
+        let other = os(&other);
+        let moved = rustix::fs::renameat(self.dir, other, self.dir, os(self.name));
+        if moved.is_err() {
+            // That it could not be moved is the error to report.
+            let _ = rustix::fs::unlinkat(self.dir, other, AtFlags::empty());
+        }
+        moved
     }
 
     fn remove(&self) -> Result<()> {
@@ -292,6 +334,6 @@ pub fn another_name(
     if spot.found()?.is_some_and(|stat| host::id_of(&stat) == made) {
         return Ok(());
     }
-    spot.clear(options)?;
-    host::link(&file, spot.dir, os(spot.name)).on_host(spot.path)
+    spot.put(options, |name| host::link(&file, spot.dir, name))?
+        .on_host(spot.path)
 }

@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, FsError, RenameFlags};
 
+use super::super::replacing::make_over;
 use super::super::walk::{Held, is_of_dir, resolve};
 use super::super::{Result, ToolError, join};
 use super::relative;
@@ -40,7 +41,7 @@ pub struct MoveOptions {
 pub struct LinkOptions {
     /// Symbolic links, whose targets are the operands as they are.
     pub symbolic: bool,
-    /// A name that exists is removed first.
+    /// A name that exists gets the link.
     pub force: bool,
     /// The user is asked before that.
     pub ask: bool,
@@ -196,14 +197,10 @@ impl<'a> Editor<'a> {
         made: &mut BTreeSet<(InodeNo, Vec<u8>)>,
     ) -> Result<()> {
         let (fs, cx) = (self.fs, self.cx);
-        let file = match options.symbolic {
-            true => None,
-            false => Some(self.found(operand, false, LN)?),
-        };
-        if file
-            .as_ref()
-            .is_some_and(|file| file.attr().kind == FileKind::Directory)
-        {
+        let found = || self.found(operand, false, LN);
+        let file = (!options.symbolic).then(found).transpose()?;
+        let is_dir = |file: &Held<'_>| file.attr().kind == FileKind::Directory;
+        if file.as_ref().is_some_and(is_dir) {
             let why = "a hard link to a directory is not allowed";
             return super::super::refused(operand, why);
         }
@@ -232,24 +229,27 @@ impl<'a> Editor<'a> {
                 }
                 return Ok(());
             }
-            if there.attr().kind == FileKind::Directory {
+            if is_dir(there) {
                 return Err(FsError::IsDir).in_change(at, "cannot replace");
             }
             if !self.agrees(options.ask, &Question::Overwrite(at)) {
                 return Ok(());
             }
-            let removed = fs.unlink(cx, spot.dir.ino(), &spot.name);
-            removed.in_change(at, LN)?;
         }
         let text = match options.symbolic && options.relative {
             true => relative::way(fs, cx, operand, at).in_change(at, LN)?,
             false => operand.to_vec(),
         };
-        let linked = match &file {
-            Some(file) => fs.link(cx, file.ino(), spot.dir.ino(), &spot.name),
-            None => fs.symlink(cx, spot.dir.ino(), &spot.name, &text),
+        let dir = spot.dir.ino();
+        let link = |name: &[u8]| match &file {
+            Some(file) => fs.link(cx, file.ino(), dir, name),
+            None => fs.symlink(cx, dir, name, &text),
         };
-        drop(Held::counted(fs, linked.in_change(at, LN)?));
+        let linked = match spot.found.is_some() && replaces {
+            true => make_over(fs, cx, (dir, &spot.name), link),
+            false => link(&spot.name),
+        };
+        fs.forget(linked.in_change(at, LN)?.ino, 1);
         made.insert(key);
         self.report(&Changed::Linked {
             path: at,
