@@ -579,3 +579,33 @@ fn a_folder_within_itself_is_reported_as_corruption() {
     refused(&["cp", "-r", &at(&image, "/d"), &at(&other, "/")], says);
     refused(&["ls", "-R", &at(&image, "/d")], says);
 }
+
+#[test]
+fn hard_links_are_kept_among_operands() {
+    use std::os::unix::fs::MetadataExt;
+    let scratch = Scratch::new();
+    let source = scratch.folder("source");
+    fs::write(source.join("a"), "both").unwrap();
+    fs::hard_link(source.join("a"), source.join("b")).unwrap();
+    let [a, b] = ["a", "b"].map(|name| source.join(name).to_str().unwrap().to_owned());
+    let (volume, other) = (
+        image(&scratch, "image", "ext4", 16 * MIB),
+        image(&scratch, "other", "f2fs", 64 * MIB),
+    );
+    cp(&["-a", &a, &b, &at(&volume, "/")]);
+    cp(&[
+        "-a",
+        &at(&volume, "/a"),
+        &at(&volume, "/b"),
+        &at(&other, "/"),
+    ]);
+    for image in [&volume, &other] {
+        let out = scratch.folder(&format!("out-{}", image.path().display()).replace('/', "-"));
+        cp(&["-a", &at(image, "/?"), out.to_str().unwrap()]);
+        let found = ["a", "b"].map(|name| fs::metadata(out.join(name)).unwrap());
+        assert_eq!(found[0].ino(), found[1].ino(), "{}", image.path().display());
+        assert_eq!(found[0].nlink(), 2);
+        let listed = steadfs(["find", &at(image, "/a"), "-printf", "%n\\n"]);
+        assert_eq!(listed.out, "2\n");
+    }
+}

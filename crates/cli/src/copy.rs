@@ -1,18 +1,19 @@
 //! `cp` and `extract`: copies into volumes, out of them, and between them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use steadfs::Options;
 use steadfs::tools::{
-    self, CopyOptions, Existing, Follow, HostFile, Report, Selection, ToolError, amount_on_host,
-    amount_on_volume, copy_between, copy_in, copy_out, copy_stream_in, owner_cx, printable,
+    self, CopyOptions, Existing, FirstCopies, FirstCopiesOut, Follow, HostFile, Report, Selection,
+    ToolError, amount_on_host, amount_on_volume, copy_between_linked, copy_in_linked, copy_out,
+    copy_out_linked, copy_stream_in, owner_cx, printable,
 };
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, FileSystem, FsError, InodeFlags};
@@ -21,7 +22,7 @@ use crate::args;
 use crate::failure::Failure;
 use crate::files;
 use crate::partition;
-use crate::place::{OnVolume, Place, expand, on_volume, parse};
+use crate::place::{Group, OnVolume, Place, expand, grouped, on_volume, parse};
 use crate::progress::Line;
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
@@ -188,6 +189,12 @@ fn volume_in(path: &Path, open: &args::offline::Open) -> Result<Option<String>, 
     }
 }
 
+/// The first copies of files with several names, by where the originals are.
+struct Firsts<'f> {
+    of_host: FirstCopies<'f, HostFile>,
+    of_images: BTreeMap<PathBuf, FirstCopies<'f, InodeNo>>,
+}
+
 /// One call of cp.
 struct Job<'a> {
     args: &'a args::Cp,
@@ -282,12 +289,16 @@ impl Job<'_> {
         let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
         self.line.ends_after(|| amount_of(sources));
         let folded = into && has_flag(fs, to, InodeFlags::CASEFOLD);
+        let mut firsts = Firsts {
+            of_host: FirstCopies::to(fs),
+            of_images: BTreeMap::new(),
+        };
         for source in sources {
             let target = target_of(source, to, into);
             let before = folded.then(|| found(fs, &target)).flatten();
             let done = match before.is_some_and(|ino| self.made_folded.contains(&ino)) {
                 true => Err(made_already(&target)),
-                false => self.one_into(source, (fs, to), into),
+                false => self.one_into(source, (fs, to), into, &mut firsts),
             };
             let spared = self.options.existing == Existing::Skip && before.is_some();
             if folded && done.is_ok() && !spared {
@@ -299,11 +310,12 @@ impl Job<'_> {
     }
 
     /// Copies one file or tree to the volume `fs`, which is the image of `to`.
-    fn one_into(
+    fn one_into<'f>(
         &mut self,
         source: &Place,
-        (fs, to): (&dyn FileSystem, &OnVolume),
+        (fs, to): (&'f dyn FileSystem, &OnVolume),
         into: bool,
+        firsts: &mut Firsts<'f>,
     ) -> Result<Report, Failure> {
         let target = target_of(source, to, into);
         let (cx, options) = (owner_cx(), self.options);
@@ -324,15 +336,18 @@ impl Job<'_> {
                     _ => path.metadata(),
                 };
                 self.take_name(&target, found.is_ok_and(|found| found.is_dir()))?;
-                let done = copy_in(fs, &cx, path, &target, options, &mut self.line);
+                let with = (options, &mut firsts.of_host);
+                let done = copy_in_linked(fs, &cx, path, &target, with, &mut self.line);
                 done.map_err(|error| failure(&error, &self.stop))
             }
             Place::Volume(place) => {
                 let open = &self.args.open;
+                let firsts = firsts.of_images.entry(place.image.clone());
+                let firsts = firsts.or_insert_with(|| FirstCopies::to(fs));
                 let mut copy = |from: &dyn FileSystem| {
                     self.take_name(&target, is_dir(from, place, options.follow))?;
                     let (from, to) = ((from, &place.path[..]), (fs, &target[..]));
-                    copy_between(from, to, &cx, options, &mut self.line)
+                    copy_between_linked(from, to, &cx, (options, firsts), &mut self.line)
                         .map_err(|error| failure(&error, &self.stop))
                 };
                 match relation(&place.image, &to.image, open)? {
@@ -346,51 +361,54 @@ impl Job<'_> {
 
     fn out_of_volumes(&mut self, sources: &[Place], to: &Path) -> Result<(), Failure> {
         let into = self.goes_into(to.is_dir(), sources.len(), &shown(to))?;
-        for source in sources {
-            let Place::Volume(place) = source else {
-                continue; // `destination` refused it.
-            };
-            let done = self.one_out(source, place, to, (into, sources.len() == 1));
+        let on_volumes = sources.iter().filter_map(|source| match source {
+            Place::Volume(place) => Some(place.clone()),
+            _ => None, // `destination` refused it.
+        });
+        let is_only = sources.len() == 1;
+        for Group { image, paths } in grouped(on_volumes.collect()) {
+            let done = with_volume(&image, &self.args.open, Access::Read, |fs| {
+                let mut firsts = FirstCopiesOut::default();
+                for path in paths {
+                    let image = image.clone();
+                    let place = OnVolume { image, path };
+                    let done = self.one_out(fs, &place, to, (into, is_only), &mut firsts);
+                    self.count(done)?;
+                }
+                Ok(Report::default())
+            });
             self.count(done)?;
         }
         Ok(())
     }
 
+    /// Copies one file or tree of the open volume `fs`, which is the image of `place`.
     fn one_out(
         &mut self,
-        source: &Place,
+        fs: &dyn FileSystem,
         place: &OnVolume,
         to: &Path,
         (into, is_only): (bool, bool),
+        firsts: &mut FirstCopiesOut,
     ) -> Result<Report, Failure> {
-        let target = match name_of(source) {
+        let target = match last_name(&place.path) {
             Some(name) if into => to.join(OsStr::from_bytes(name)),
             None if into => to.join("."),
             _ => to.to_owned(),
         };
         self.spare_volume(&target)?;
-        with_volume(&place.image, &self.args.open, Access::Read, |fs| {
-            self.take_name(
-                target.as_os_str().as_bytes(),
-                is_dir(fs, place, self.options.follow),
-            )?;
-            let options = options_to_host(self.options, place, self.args.to_host);
-            let cx = owner_cx();
-            if is_only {
-                self.line
-                    .ends_after(|| amount_on_volume(fs, &cx, &place.path));
-            }
-            copy_out(
-                fs,
-                &cx,
-                &place.path,
-                &target,
-                options,
-                Selection::default(),
-                &mut self.line,
-            )
+        self.take_name(
+            target.as_os_str().as_bytes(),
+            is_dir(fs, place, self.options.follow),
+        )?;
+        let options = options_to_host(self.options, place, self.args.to_host);
+        let (cx, from) = (owner_cx(), &place.path);
+        if is_only {
+            self.line.ends_after(|| amount_on_volume(fs, &cx, from));
+        }
+        let (all, line) = (Selection::default(), &mut self.line);
+        copy_out_linked(fs, &cx, from, &target, (options, firsts), all, line)
             .map_err(|error| failure(&error, &self.stop))
-        })
     }
 
     /// A volume is not overwritten by a file that the user may have meant to copy into it.
@@ -569,6 +587,10 @@ fn name_of(place: &Place) -> Option<&[u8]> {
         Place::Volume(place) => &place.path,
         Place::Stream => return None,
     };
+    last_name(path)
+}
+
+fn last_name(path: &[u8]) -> Option<&[u8]> {
     let end = path.iter().rposition(|&b| b != b'/')?;
     let name = path[..=end].rsplit(|&b| b == b'/').next()?;
     (name != b"." && name != b"..").then_some(name)

@@ -1,13 +1,12 @@
 //! Copying from one volume to another, or within one.
 
-use std::collections::BTreeMap;
-
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::ahead::Xattrs;
 use super::copy_out::write_content;
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
+use super::first_copies::FirstCopies;
 use super::maker::{CopyTarget, Dir, Kept, Maker, Node, copying};
 use super::output::Output;
 use super::walk::{
@@ -26,6 +25,21 @@ pub fn copy_between(
     (target, to): (&dyn FileSystem, &[u8]),
     cx: &Cx,
     options: CopyOptions,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    let with = (options, &mut FirstCopies::to(target));
+    copy_between_linked((source, from), (target, to), cx, with, progress)
+}
+
+/// As [`copy_between`], where hard links are kept among all copies with the same `firsts`.
+///
+/// # Errors
+/// The same.
+pub fn copy_between_linked(
+    (source, from): (&dyn FileSystem, &[u8]),
+    (target, to): (&dyn FileSystem, &[u8]),
+    cx: &Cx,
+    (options, firsts): (CopyOptions, &mut FirstCopies<'_, InodeNo>),
     progress: &mut dyn Progress,
 ) -> Result<Report> {
     let top = resolve(source, cx, from, options.follow != Follow::Never).on_volume(from)?;
@@ -53,7 +67,7 @@ pub fn copy_between(
         options,
         same_volume,
         log: Log::new(progress),
-        first_names: BTreeMap::new(),
+        firsts,
         folders: VisitedDirs::new(options.follow),
     };
     let spot = CopyTarget {
@@ -104,7 +118,7 @@ struct Frame<'a> {
     keeps: bool,
 }
 
-struct Copier<'a, 'p> {
+struct Copier<'a, 'p, 'f> {
     source: &'a dyn FileSystem,
     maker: Maker<'a>,
     cx: &'a Cx,
@@ -112,11 +126,11 @@ struct Copier<'a, 'p> {
     same_volume: bool,
     log: Log<'p>,
     /// The copies of files with several names.
-    first_names: BTreeMap<InodeNo, Held<'a>>,
+    firsts: &'p mut FirstCopies<'f, InodeNo>,
     folders: VisitedDirs,
 }
 
-impl<'a> Copier<'a, '_> {
+impl<'a> Copier<'a, '_, '_> {
     fn tree(&mut self, top: Held<'a>, from: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         if top.attr().kind != FileKind::Directory {
             return self.file(&top, from, spot);
@@ -225,8 +239,8 @@ impl<'a> Copier<'a, '_> {
             return Ok(());
         }
         self.log.begin(source, spot.path)?;
-        if let Some(first) = self.first_names.get(&attr.ino) {
-            maker.link(first.ino(), &spot)?;
+        if let Some(first) = self.firsts.of(&attr.ino) {
+            maker.link(first, &spot)?;
             self.log.report.files += 1;
             return Ok(());
         }
@@ -241,7 +255,7 @@ impl<'a> Copier<'a, '_> {
         };
         self.log.report.files += 1;
         if let Some(made) = made.filter(|_| attr.nlink > 1) {
-            self.first_names.insert(attr.ino, made);
+            self.firsts.add(attr.ino, made);
         }
         Ok(())
     }

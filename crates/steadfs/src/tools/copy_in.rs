@@ -1,6 +1,6 @@
 //! Copying from the host to a volume.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::iter;
 use std::ops::Range;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -11,6 +11,7 @@ use rustix::fs::Stat;
 use steadfs_vfs::{Cx, FileKind, FileSystem};
 
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
+use super::first_copies::FirstCopies;
 use super::folders::Folders;
 use super::host::{self, Opening, Source};
 use super::maker::{CopyTarget, Dir, Kept, Maker, Node, copying};
@@ -40,6 +41,22 @@ pub fn copy_in(
     copy_in_by(fs, cx, from, to, (options, None), progress)
 }
 
+/// As [`copy_in`], where hard links are kept among all copies with the same `firsts`.
+///
+/// # Errors
+/// The same.
+pub fn copy_in_linked(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &Path,
+    to: &[u8],
+    (options, firsts): (CopyOptions, &mut FirstCopies<'_, HostFile>),
+    progress: &mut dyn Progress,
+) -> Result<Report> {
+    let cx = &copying(cx);
+    Copier::new(fs, cx, options, (firsts, progress)).named(from, to)
+}
+
 /// As [`copy_in`], with other owners.
 pub(crate) fn copy_in_by(
     fs: &dyn FileSystem,
@@ -49,24 +66,10 @@ pub(crate) fn copy_in_by(
     (options, rules): (CopyOptions, Option<&OwnerRules>),
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    let cx = &copying(cx);
-    let mut copier = Copier::new(fs, cx, options, progress);
+    let (cx, mut firsts) = (&copying(cx), FirstCopies::to(fs));
+    let mut copier = Copier::new(fs, cx, options, (&mut firsts, progress));
     copier.maker.rules = rules;
-    let how = Opening {
-        follow: options.follow != Follow::Never,
-        read_special: !options.recursive,
-    };
-    let source = host::open_source(host::cwd(), from.as_os_str(), how).on_host(from)?;
-    let kind = match kind_of(&source.stat) {
-        FileKind::Directory => FileKind::Directory,
-        _ => FileKind::Regular,
-    };
-    let (dir, name) = target(fs, cx, to, kind)?;
-    let spot = spot(&dir, &name, to);
-    let copied = copier.tree(source, from, spot);
-    let settled = copier.log.settle(fs);
-    copied.and(settled)?;
-    Ok(copier.log.report)
+    copier.named(from, to)
 }
 
 /// Copies what can be read from `file`, up to its end, to a regular file at `to`. A new one gets the permissions
@@ -82,7 +85,8 @@ pub fn copy_stream_in(
     options: CopyOptions,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
-    let mut copier = Copier::new(fs, cx, options, progress);
+    let mut firsts = FirstCopies::to(fs);
+    let mut copier = Copier::new(fs, cx, options, (&mut firsts, progress));
     let (dir, name) = target(fs, cx, to, FileKind::Regular)?;
     let spot = spot(&dir, &name, to);
     let (uid, gid) = host::own_ids();
@@ -144,24 +148,24 @@ struct Frame<'a> {
     keeps: bool,
 }
 
-struct Copier<'a, 'p> {
+struct Copier<'a, 'p, 'f> {
     maker: Maker<'a>,
     options: CopyOptions,
     log: Log<'p>,
     /// The copies of files with several names, by the host's device and inode number.
-    first_names: BTreeMap<HostFile, Held<'a>>,
+    firsts: &'p mut FirstCopies<'f, HostFile>,
     /// For content on its way.
     buffer: Vec<u8>,
     /// If all links are followed: the directories being copied, to which a link may lead back.
     around: BTreeSet<HostFile>,
 }
 
-impl<'a, 'p> Copier<'a, 'p> {
+impl<'a, 'p, 'f> Copier<'a, 'p, 'f> {
     fn new(
         fs: &'a dyn FileSystem,
         cx: &'a Cx,
         options: CopyOptions,
-        progress: &'p mut dyn Progress,
+        (firsts, progress): (&'p mut FirstCopies<'f, HostFile>, &'p mut dyn Progress),
     ) -> Self {
         Self {
             maker: Maker {
@@ -172,10 +176,32 @@ impl<'a, 'p> Copier<'a, 'p> {
             },
             options,
             log: Log::new(progress),
-            first_names: BTreeMap::new(),
+            firsts,
             buffer: Vec::new(),
             around: BTreeSet::new(),
         }
+    }
+
+    /// Copies the file or tree at a path.
+    fn named(mut self, from: &Path, to: &[u8]) -> Result<Report> {
+        let Maker {
+            fs, cx, options, ..
+        } = self.maker;
+        let how = Opening {
+            follow: options.follow != Follow::Never,
+            read_special: !options.recursive,
+        };
+        let source = host::open_source(host::cwd(), from.as_os_str(), how).on_host(from)?;
+        let kind = match kind_of(&source.stat) {
+            FileKind::Directory => FileKind::Directory,
+            _ => FileKind::Regular,
+        };
+        let (dir, name) = target(fs, cx, to, kind)?;
+        let spot = spot(&dir, &name, to);
+        let copied = self.tree(source, from, spot);
+        let settled = self.log.settle(fs);
+        copied.and(settled)?;
+        Ok(self.log.report)
     }
 
     fn tree(&mut self, top: Source, from: &Path, spot: CopyTarget<'_>) -> Result<()> {
@@ -315,8 +341,8 @@ impl<'a, 'p> Copier<'a, 'p> {
             return Ok(());
         }
         self.log.begin(path.as_os_str().as_bytes(), spot.path)?;
-        if let Some(first) = self.first_names.get(&id) {
-            self.maker.link(first.ino(), &spot)?;
+        if let Some(first) = self.firsts.of(&id) {
+            self.maker.link(first, &spot)?;
             self.log.report.files += 1;
             return Ok(());
         }
@@ -334,7 +360,7 @@ impl<'a, 'p> Copier<'a, 'p> {
         };
         self.log.report.files += 1;
         if let Some(held) = held.filter(|_| from.stat.st_nlink > 1) {
-            self.first_names.insert(id, held);
+            self.firsts.add(id, held);
         }
         Ok(())
     }

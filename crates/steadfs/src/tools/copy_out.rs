@@ -1,13 +1,12 @@
 //! Copying from a volume to the host.
 
 use std::cmp::Ordering;
-use std::collections::BTreeMap;
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 use rustix::io::Errno;
@@ -16,6 +15,7 @@ use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError, Seek, Segment};
 
 use super::ahead::{Opened, Visit, Xattrs, look_ahead};
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
+use super::first_copies::{FirstCopiesOut, FirstOut};
 use super::folders::Folders;
 use super::host::{self, Target};
 use super::list::device_numbers;
@@ -41,13 +41,30 @@ pub fn copy_out(
     selection: Selection,
     progress: &mut dyn Progress,
 ) -> Result<Report> {
+    let with = (options, &mut FirstCopiesOut::default());
+    copy_out_linked(fs, cx, from, to, with, selection, progress)
+}
+
+/// As [`copy_out`], where hard links are kept among all copies with the same `firsts`.
+///
+/// # Errors
+/// The same.
+pub fn copy_out_linked(
+    fs: &dyn FileSystem,
+    cx: &Cx,
+    from: &[u8],
+    to: &Path,
+    (options, firsts): (CopyOptions, &mut FirstCopiesOut),
+    selection: Selection,
+    progress: &mut dyn Progress,
+) -> Result<Report> {
     let file = resolve(fs, cx, from, options.follow != Follow::Never).on_volume(from)?;
     let mut copier = Copier {
         fs,
         cx,
         options,
         log: Log::new(progress).limited(options.data_max),
-        first_names: BTreeMap::new(),
+        firsts,
         folders: VisitedDirs::new(options.follow),
         selection,
     };
@@ -165,20 +182,13 @@ struct Way<'a, 's> {
     top: CopyTarget<'s>,
 }
 
-/// The first copy of a file with several names.
-struct First {
-    path: PathBuf,
-    /// The file made there. If its directory belongs to another user by now, that user can replace the file.
-    made: HostFile,
-}
-
 struct Copier<'a, 'p> {
     fs: &'a dyn FileSystem,
     cx: &'a Cx,
     options: CopyOptions,
     log: Log<'p>,
     /// The first copies of files with several names.
-    first_names: BTreeMap<InodeNo, First>,
+    firsts: &'p mut FirstCopiesOut,
     folders: VisitedDirs,
     selection: Selection,
 }
@@ -384,7 +394,7 @@ impl<'a> Copier<'a, '_> {
         }
         self.log.begin(source, spot.path.as_os_str().as_bytes())?;
         if attr.nlink > 1
-            && let Some(first) = self.first_names.get(&attr.ino)
+            && let Some(first) = self.firsts.0.get(&attr.ino)
         {
             another_name(&first.path, first.made, &spot, &self.options)?;
             self.log.report.files += 1;
@@ -404,7 +414,7 @@ impl<'a> Copier<'a, '_> {
         self.log.report.files += 1;
         if attr.nlink > 1 {
             let path = spot.path.to_owned();
-            self.first_names.insert(attr.ino, First { path, made });
+            self.firsts.0.insert(attr.ino, FirstOut { path, made });
         }
         Ok(())
     }

@@ -18,6 +18,8 @@ mod du;
 pub mod edit;
 pub mod find;
 #[cfg(target_os = "linux")]
+mod first_copies;
+#[cfg(target_os = "linux")]
 mod folders;
 mod glob;
 #[cfg(target_os = "linux")]
@@ -50,15 +52,17 @@ use crate::os_names::bytes_of;
 #[cfg(target_os = "linux")]
 pub use amount::{amount_on_host, amount_on_volume};
 #[cfg(target_os = "linux")]
-pub use copy_between::copy_between;
+pub use copy_between::{copy_between, copy_between_linked};
 #[cfg(target_os = "linux")]
 pub(crate) use copy_in::copy_in_by;
 #[cfg(target_os = "linux")]
-pub use copy_in::{copy_in, copy_stream_in};
+pub use copy_in::{copy_in, copy_in_linked, copy_stream_in};
 #[cfg(target_os = "linux")]
-pub use copy_out::{copy_out, write_content};
+pub use copy_out::{copy_out, copy_out_linked, write_content};
 pub use copying::{CopyOptions, Existing, Follow, Progress, Quiet, Report};
 pub use du::{DuOptions, Unit, Usage};
+#[cfg(target_os = "linux")]
+pub use first_copies::{FirstCopies, FirstCopiesOut};
 pub use glob::{glob, is_pattern, matches};
 #[cfg(target_os = "linux")]
 pub(crate) use host::is_readable;
