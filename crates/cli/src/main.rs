@@ -105,7 +105,7 @@ fn main() -> ExitCode {
             Err(error) => return not_understood(&error, &words),
         },
     };
-    match done {
+    match done.and_then(|()| output::check_stored()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {

@@ -1,6 +1,7 @@
 //! Standard output.
 
 use std::io::{self, BufWriter, IsTerminal, Write};
+use std::os::fd::AsFd;
 
 use signal_hook::consts::SIGPIPE;
 use steadfs::tools::{ToolError, printable};
@@ -19,6 +20,17 @@ pub fn print(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), 
             Err(Failure::by_signal(SIGPIPE, ""))
         }
         Err(error) => Err(Failure::plain(format!("standard output: {error}"))),
+    }
+}
+
+/// Fails if what was written cannot be stored, which some file systems report only when a descriptor is closed: another one of
+/// the same file is.
+pub fn check_stored() -> Result<(), Failure> {
+    match io::stdout().as_fd().try_clone_to_owned() {
+        Ok(another) => steadfs_rt::close(another)
+            .map_err(|error| Failure::plain(format!("standard output: {error}"))),
+        // It is not open.
+        Err(_) => Ok(()),
     }
 }
 

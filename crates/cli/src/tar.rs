@@ -1,7 +1,7 @@
 //! `steadfs tar`.
 
 use std::fs::File;
-use std::io::{self, BufWriter, IsTerminal, Write};
+use std::io::{self, BufWriter, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
@@ -44,10 +44,15 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
             (&mut out, to),
             &mut line,
         );
-        if done.is_err() {
-            // Not flushed again: it has failed, or the archive has no end.
-            drop(out.into_parts());
-        }
+        // Not flushed again: all is written, or it has failed, or the archive has no end.
+        let (file, _) = out.into_parts();
+        let done = done.and_then(|report| match steadfs_rt::close(file) {
+            Ok(()) => Ok(report),
+            Err(source) => Err(ToolError::Host {
+                path: to.to_owned(),
+                source,
+            }),
+        });
         done.map_err(|error| match error {
             ToolError::Host { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
                 Failure::by_signal(SIGPIPE, "")
@@ -60,10 +65,7 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
 }
 
 /// Opens the archive, which must not be the image itself.
-fn output<'a>(
-    file: Option<&'a Path>,
-    place: &OnVolume,
-) -> Result<(Box<dyn Write>, &'a Path), Failure> {
+fn output<'a>(file: Option<&'a Path>, place: &OnVolume) -> Result<(File, &'a Path), Failure> {
     let fail = |path: &Path, why: &dyn std::fmt::Display| {
         Failure::plain(format!("{}: {why}", path.display()))
     };
@@ -76,12 +78,12 @@ fn output<'a>(
         let shown = Path::new("standard output");
         let out = io::stdout().as_fd().try_clone_to_owned();
         let out = out.map_err(|error| fail(shown, &error))?;
-        return Ok((Box::new(File::from(out)), shown));
+        return Ok((File::from(out), shown));
     };
     let same = |found: std::fs::Metadata| file_of(&place.image) == Some((found.dev(), found.ino()));
     if path.metadata().is_ok_and(same) {
         return Err(fail(path, &"is the image that is read"));
     }
     let file = File::create(path).map_err(|error| fail(path, &error))?;
-    Ok((Box::new(file), path))
+    Ok((file, path))
 }

@@ -1,6 +1,6 @@
 //! Open descriptors and exec(2).
 
-use std::os::fd::{FromRawFd, OwnedFd};
+use std::os::fd::{FromRawFd, IntoRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::fs::AtFlags;
@@ -25,6 +25,25 @@ pub fn close_descriptors_on_exec() {
         let flags = libc::CLOSE_RANGE_CLOEXEC;
         // SAFETY: with this flag the call closes nothing before an exec(2), and it accesses no memory of this process.
         unsafe { libc::syscall(libc::SYS_close_range, FIRST, LAST, flags) };
+    }
+}
+
+/// Closes a file, and returns the error of that. Network file systems and FUSE servers may report only then that what was
+/// written could not be stored; dropping the file ignores it.
+///
+/// # Errors
+/// Those of close(2). The file is closed all the same.
+#[expect(unsafe_code, reason = "safe wrappers drop the error")]
+pub fn close(file: impl Into<OwnedFd>) -> std::io::Result<()> {
+    let number = file.into().into_raw_fd();
+    // SAFETY: the descriptor was owned by `file`, which is forgotten, so nothing else uses or closes it.
+    if unsafe { libc::close(number) } == 0 {
+        return Ok(());
+    }
+    match std::io::Error::last_os_error() {
+        // Linux has closed it before it waited.
+        error if error.kind() == std::io::ErrorKind::Interrupted => Ok(()),
+        error => Err(error),
     }
 }
 

@@ -38,7 +38,7 @@ pub mod waits;
 
 pub use condvar::Condvar;
 #[cfg(target_os = "linux")]
-pub use descriptors::{STATX_DONT_SYNC, close_descriptors_on_exec, take_passed_socket};
+pub use descriptors::{STATX_DONT_SYNC, close, close_descriptors_on_exec, take_passed_socket};
 pub use event::Event;
 pub use fault::{FAULT_VARIABLE, fault_point};
 #[cfg(target_os = "linux")]

@@ -145,3 +145,66 @@ fn progress_is_shown_on_a_terminal_only() {
         failed.out
     );
 }
+
+/// Each close(2) of a file named `lost` closes it and fails, as on NFS when what was written does not fit.
+const CLOSE_FAILS: &str = r#"
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+int close(int fd) {
+    static int (*next)(int);
+    char link[64], path[4096];
+    ssize_t len;
+    int done;
+    if (!next) next = (int (*)(int))dlsym(RTLD_NEXT, "close");
+    snprintf(link, sizeof link, "/proc/self/fd/%d", fd);
+    len = readlink(link, path, sizeof path);
+    done = next(fd);
+    if (len < 4 || memcmp(path + len - 4, "lost", 4)) return done;
+    errno = ENOSPC;
+    return -1;
+}
+"#;
+
+#[test]
+fn an_error_that_close_reports_fails_the_command() {
+    let scratch = Scratch::new();
+    let (source, library) = (scratch.join("close.c"), scratch.join("close.so"));
+    fs::write(&source, CLOSE_FAILS).unwrap();
+    let [from, to] = [&source, &library].map(|path| path.to_str().unwrap());
+    run("cc", ["-shared", "-fPIC", "-o", to, from]).expect(0);
+    let volume = image(&scratch, "image", "ext4", 16 * MIB);
+    let file = scratch.join("file");
+    fs::write(&file, "content").unwrap();
+    cp(&[file.to_str().unwrap(), &at(&volume, "/lost")]);
+    let (from, lost) = (at(&volume, "/lost"), scratch.join("lost"));
+    let out = lost.to_str().unwrap();
+    for words in [
+        &["cp", &from, out][..],
+        &["tar", &at(&volume, "/"), "-f", out],
+        &["cat", &from],
+        &["cp", &from, "-"],
+        &["tar", &at(&volume, "/")],
+    ] {
+        let mut command = Command::new(program());
+        command.arg(words[0]).arg("--sandbox=off").args(&words[1..]);
+        command.env("LD_PRELOAD", &library);
+        if !words.contains(&out) {
+            command.stdout(fs::File::create(&lost).unwrap());
+        }
+        let output = command.stderr(Stdio::piped()).spawn().unwrap();
+        let output = output.wait_with_output().unwrap();
+        let messages = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{words:?}: {messages}");
+        assert!(messages.contains("No space left"), "{words:?}: {messages}");
+        // Of a copy that has failed nothing is left.
+        assert_eq!(
+            lost.exists(),
+            words[..2] != ["cp", &from] || words[2] == "-"
+        );
+        let _ = fs::remove_file(&lost);
+    }
+}

@@ -427,7 +427,7 @@ impl<'a> Copier<'a, '_> {
                 if let Some(target) = written.target(&self.options) {
                     self.attributes(attr, self.xattrs(attr), &target, source);
                 }
-                Ok(written.id())
+                written.close()
             }
             (Ok(()), None) => refused(source, "was not written"),
             (Err(error), written) => {

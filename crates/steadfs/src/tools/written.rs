@@ -104,6 +104,15 @@ impl CopyTarget<'_> {
         moved
     }
 
+    /// Removes a file that was made for a failed copy, if the name still refers to it.
+    fn remove_if(&self, made: HostFile) {
+        let found = self.found();
+        if found.is_ok_and(|found| found.is_some_and(|stat| host::id_of(&stat) == made)) {
+            // The copy's own error is the one to report.
+            let _ = self.remove();
+        }
+    }
+
     fn remove(&self) -> Result<()> {
         match rustix::fs::unlinkat(self.dir, os(self.name), AtFlags::empty()) {
             Ok(()) | Err(Errno::NOENT) => Ok(()),
@@ -266,18 +275,21 @@ impl<'a> Written<'a> {
         done.on_host(self.spot.path)
     }
 
-    /// Removes a file that was created for a failed copy. A file that existed before stays, with its current content.
-    pub fn discard(self) {
-        if self.state == TargetState::New && self.is_there(self.id()) {
-            // The copy's own error is the one to report.
-            let _ = self.spot.remove();
+    /// Closes the complete file. If the host reports only then that it could not be stored, the copy has failed.
+    pub fn close(self) -> Result<HostFile> {
+        let (spot, id, is_new) = (self.spot, self.id(), self.state == TargetState::New);
+        let closed = steadfs_rt::close(self.file);
+        if closed.is_err() && is_new {
+            spot.remove_if(id);
         }
+        closed.on_host(spot.path).map(|()| id)
     }
 
-    /// Whether the name still refers to the file that was made.
-    fn is_there(&self, made: HostFile) -> bool {
-        let found = self.spot.found();
-        found.is_ok_and(|found| found.is_some_and(|stat| host::id_of(&stat) == made))
+    /// Removes a file that was created for a failed copy. A file that existed before stays, with its current content.
+    pub fn discard(self) {
+        if self.state == TargetState::New {
+            self.spot.remove_if(self.id());
+        }
     }
 
     /// The device and inode number of the file.
