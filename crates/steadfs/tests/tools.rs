@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use memfs::MemFs;
 use steadfs::tools::{
     CopyOptions, Existing, ListOptions, Listings, Progress, Quiet, Report, Selection, ToolError,
-    child, copy_between, copy_in, copy_out, list, owner_cx, read_dir, resolve, resolve_parent,
+    child, copy_between, copy_in, copy_out, glob, list, owner_cx, read_dir, resolve,
+    resolve_parent,
 };
 use steadfs_vfs::{Attr, FileKind, FileSystem, FsError, SetXattr};
 
@@ -427,6 +428,23 @@ fn paths_resolve_as_in_a_root_of_their_own() {
     assert!(resolve_parent(&fs, &cx, b"/dir/..").is_err());
     drop(parent);
     check_counts(&fs);
+}
+
+#[test]
+fn patterns_pass_over_what_leads_nowhere() {
+    let copied = Copied::new();
+    let matches = |pattern: &str| {
+        let found = glob(&copied.fs, &owner_cx(), pattern.as_bytes()).expect(pattern);
+        let found = found
+            .into_iter()
+            .map(|path| String::from_utf8(path).unwrap());
+        found.collect::<Vec<_>>()
+    };
+    // Of the entries one is a circle of links.
+    assert_eq!(matches("/*/file"), ["/absolute/file", "/dir/file"]);
+    assert_eq!(matches("/loop/*"), Vec::<String>::new());
+    let long = "n".repeat(300);
+    assert_eq!(matches(&format!("/*/{long}")), Vec::<String>::new());
 }
 
 #[test]

@@ -62,12 +62,11 @@ pub fn glob(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Result<Vec<Vec<u8>>> {
     Ok(found)
 }
 
-/// What was found, `None` if there is no such file; other errors stay.
+/// What was found, `None` if there is no such file or a circle of links leads to it; other errors stay.
 fn existing<T>(found: steadfs_vfs::Result<T>) -> steadfs_vfs::Result<Option<T>> {
     match found {
         Ok(found) => Ok(Some(found)),
-        // The last one is a circle of links.
-        Err(FsError::NotFound | FsError::NotDir | FsError::Invalid(_)) => Ok(None),
+        Err(FsError::NotFound | FsError::NotDir | FsError::Loop | FsError::NameTooLong) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -185,7 +185,7 @@ pub fn child<'a>(fs: &'a dyn FileSystem, cx: &Cx, dir: InodeNo, name: &[u8]) -> 
 /// on the way are followed inside the volume; one at the end only if `follow`.
 ///
 /// # Errors
-/// As stat(2); [`FsError::Invalid`] for a circle of links.
+/// As stat(2); [`FsError::Loop`] for a circle of links.
 pub fn resolve<'a>(fs: &'a dyn FileSystem, cx: &Cx, path: &[u8], follow: bool) -> Result<Held<'a>> {
     way(fs, cx, path, follow)?.pop().ok_or(FsError::NotFound)
 }
