@@ -14,8 +14,8 @@ use std::path::Path;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::fs::{
-    AtFlags, Dir, FileType, Gid, Mode, OFlags, Stat, Timestamps, Uid, XattrFlags, linkat, openat,
-    statat,
+    AtFlags, Dir, FileType, Gid, Mode, OFlags, SeekFrom, Stat, Timestamps, Uid, XattrFlags, linkat,
+    openat, statat,
 };
 use rustix::io::Errno;
 use steadfs_base::Timestamp;
@@ -400,17 +400,30 @@ fn timespec(time: Timestamp) -> rustix::fs::Timespec {
 /// The next piece of data of an open file at or after `offset`, as a range; `None` if only a hole
 /// follows. Where the host does not report holes, all that can be read is data: files of /proc have no size either.
 pub fn next_data(file: &OwnedFd, offset: u64) -> rustix::io::Result<Option<(u64, u64)>> {
-    use rustix::fs::SeekFrom;
-    let all = Ok(Some((offset, u64::MAX)));
-    let start = match rustix::fs::seek(file.as_fd(), SeekFrom::Data(offset)) {
-        Ok(start) => start,
-        Err(Errno::NXIO) if rustix::fs::fstat(file)?.st_size == 0 => return all,
-        Err(Errno::NXIO) => return Ok(None),
-        Err(Errno::INVAL) => return all,
-        Err(error) => return Err(error),
-    };
-    let end = rustix::fs::seek(file.as_fd(), SeekFrom::Hole(start))?;
-    Ok((start < end).then_some((start, end)))
+    let seek = |to| rustix::fs::seek(file.as_fd(), to);
+    match data_after(offset, seek) {
+        Err(Errno::NXIO) if rustix::fs::fstat(file)?.st_size == 0 => Ok(Some((offset, u64::MAX))),
+        Err(Errno::NXIO) => Ok(None),
+        Err(Errno::INVAL) => Ok(Some((offset, u64::MAX))),
+        found => found.map(Some),
+    }
+}
+
+/// The next piece of data, found by calls of lseek(2). Another process may punch a hole between two of them, at what the first
+/// one has found: the data behind it is the next one.
+fn data_after(
+    mut offset: u64,
+    seek: impl Fn(SeekFrom) -> rustix::io::Result<u64>,
+) -> rustix::io::Result<(u64, u64)> {
+    loop {
+        let start = seek(SeekFrom::Data(offset))?;
+        let end = seek(SeekFrom::Hole(start))?;
+        if start < end {
+            return Ok((start, end));
+        }
+        // So it ends whatever the file system answers.
+        offset = start.max(offset).saturating_add(1);
+    }
 }
 
 /// Waits up to 200 ms for data or the end of the file. Returns false on a timeout.
@@ -432,6 +445,24 @@ mod tests {
     use std::fs;
 
     use super::*;
+
+    #[test]
+    fn data_behind_a_hole_that_was_just_punched_is_found() {
+        // 4096 bytes of data at 0, which are punched, and at 8192.
+        let calls = std::cell::Cell::new(0);
+        let seek = |to| {
+            calls.set(calls.get() + 1);
+            match (calls.get(), to) {
+                (1, SeekFrom::Data(at)) => Ok(at),
+                (_, SeekFrom::Data(at)) if at < 12_288 => Ok(at.max(8192)),
+                (_, SeekFrom::Hole(at)) if at >= 8192 => Ok(12_288),
+                (_, SeekFrom::Hole(at)) => Ok(at),
+                _ => Err(Errno::NXIO),
+            }
+        };
+        assert_eq!(data_after(0, seek), Ok((8192, 12_288)));
+        assert_eq!(data_after(12_288, seek), Err(Errno::NXIO));
+    }
 
     #[test]
     fn an_entry_is_opened_as_what_has_its_name_by_then() {
