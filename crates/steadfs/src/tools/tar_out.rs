@@ -315,7 +315,11 @@ impl<'a> Writer<'a, '_, '_> {
             }
         }
         // What could not be read: the header has promised it.
-        self.out.zeros(end.saturating_sub(self.out.at))?;
+        while self.out.at < end {
+            let piece = usize::try_from(end - self.out.at).map_or(CHUNK, |left| left.min(CHUNK));
+            self.log.bytes(piece)?;
+            self.out.zeros(piece as u64)?;
+        }
         self.out.pad()?;
         self.written(attr, name);
         Ok(())
