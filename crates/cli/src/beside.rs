@@ -1,15 +1,20 @@
 //! A file that is made beside its target under another name, and gets the target's name when it is complete. So whatever
 //! happens before, the target is the old file or none.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, CString, OsString};
 use std::fs::{File, Metadata, OpenOptions};
-use std::io::ErrorKind;
+use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
+use rustix::fs::XattrFlags;
+use rustix::io::Errno;
 use steadfs::ImageClaim;
 
 use crate::failure::Failure;
+
+/// Linux's limit for the names of a file's attributes, and for the value of each, in bytes.
+const XATTR_BYTES_MAX: usize = 64 << 10;
 
 /// A file that has not its name yet. It is removed when dropped.
 pub struct NewFile {
@@ -46,29 +51,82 @@ impl NewFile {
         emptied.map(drop).map_err(|error| wrong(&self.path, &error))
     }
 
-    /// Gives the file the target's name and, if there was one, the permissions of the file that had it, which was claimed
-    /// before it was read or examined. Refused if the name has another file by now.
+    /// Makes the file durable, and gives it the target's name and, if there was one, the owner, permissions and extended
+    /// attributes of the file that had it, which was claimed before it was read or examined. Refused if the name has another
+    /// file by now.
     pub fn replace(mut self, target: &Path, old: Option<&ImageClaim>) -> Result<(), Failure> {
         let fail = |error| wrong(target, &error);
         let old = old.map(ImageClaim::file).transpose().map_err(fail)?;
-        let old = old.map(|old| old.metadata()).transpose().map_err(fail)?;
+        let had = old.as_ref().map(File::metadata).transpose();
+        let had = had.map_err(fail)?;
         let id = |found: &Metadata| (found.dev(), found.ino());
         let is_there = match target.metadata() {
             Ok(found) => Some(found),
             Err(error) if error.kind() == ErrorKind::NotFound => None,
             Err(error) => return Err(fail(error)),
         };
-        if is_there.as_ref().map(id) != old.as_ref().map(id) {
+        if is_there.as_ref().map(id) != had.as_ref().map(id) {
             let why = "another program has replaced it meanwhile; it stays as it is";
-            return Err(fail(std::io::Error::other(why)));
+            return Err(fail(io::Error::other(why)));
         }
-        if let Some(old) = old {
-            std::fs::set_permissions(&self.path, old.permissions()).map_err(fail)?;
+        let new = File::open(&self.path).map_err(fail)?;
+        if let (Some(old), Some(had)) = (&old, &had) {
+            attributes(old, had, &new).map_err(fail)?;
         }
+        new.sync_all().map_err(fail)?;
         std::fs::rename(&self.path, target).map_err(fail)?;
         self.is_kept = true;
-        Ok(())
+        let folder = target.parent().unwrap_or(Path::new("/"));
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
+        synced.map_err(|error| wrong(folder, &error))
     }
+}
+
+/// Gives `new` what `old`, whose metadata is `had`, has beside its content. What clears other attributes comes first.
+fn attributes(old: &File, had: &Metadata, new: &File) -> io::Result<()> {
+    let is = new.metadata()?;
+    if (had.uid(), had.gid()) != (is.uid(), is.gid()) {
+        std::os::unix::fs::fchown(new, Some(had.uid()), Some(had.gid()))?;
+    }
+    let fail = |name: &CStr, errno: Errno| {
+        let error = io::Error::from(errno);
+        let shown = String::from_utf8_lossy(name.to_bytes());
+        io::Error::new(error.kind(), format!("attribute {shown}: {error}"))
+    };
+    let (wanted, inherited) = (names(old)?, names(new)?);
+    for name in &wanted {
+        let value = value(old, name).map_err(|errno| fail(name, errno))?;
+        if !inherited.contains(name) || self::value(new, name).ok().as_ref() != Some(&value) {
+            let set = rustix::fs::fsetxattr(new, name, &value, XattrFlags::empty());
+            set.map_err(|errno| fail(name, errno))?;
+        }
+    }
+    // An access list of the directory would admit others.
+    for name in inherited.iter().filter(|name| !wanted.contains(name)) {
+        if name.to_bytes() == b"system.posix_acl_access" {
+            rustix::fs::fremovexattr(new, name).map_err(|errno| fail(name, errno))?;
+        }
+    }
+    new.set_permissions(had.permissions())
+}
+
+/// The names of a file's extended attributes; none where the host keeps none.
+fn names(file: &File) -> io::Result<Vec<CString>> {
+    let mut bytes = vec![0; XATTR_BYTES_MAX];
+    let len = match rustix::fs::flistxattr(file, &mut bytes[..]) {
+        Err(Errno::OPNOTSUPP) => 0,
+        len => len?,
+    };
+    let names = bytes[..len].split_inclusive(|byte| *byte == 0);
+    let names = names.filter_map(|name| CStr::from_bytes_with_nul(name).ok());
+    Ok(names.map(CStr::to_owned).collect())
+}
+
+fn value(file: &File, name: &CStr) -> rustix::io::Result<Vec<u8>> {
+    let mut bytes = vec![0; XATTR_BYTES_MAX];
+    let len = rustix::fs::fgetxattr(file, name, &mut bytes[..])?;
+    bytes.truncate(len);
+    Ok(bytes)
 }
 
 impl Drop for NewFile {
@@ -80,6 +138,6 @@ impl Drop for NewFile {
     }
 }
 
-pub fn wrong(path: &Path, error: &std::io::Error) -> Failure {
+pub fn wrong(path: &Path, error: &io::Error) -> Failure {
     Failure::plain(format!("{}: {error}", path.display()))
 }

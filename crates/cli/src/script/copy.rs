@@ -4,7 +4,7 @@
 //! when it is durable, and until then the image is claimed. The image's other names, if it has hard links, keep the old content.
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Seek, SeekFrom as Seeking, copy};
 use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
@@ -108,28 +108,8 @@ impl ImageCopy {
         }
     }
 
-    /// Makes the copy durable, and gives it the image's name, permissions and owner.
+    /// Makes the copy durable, and gives it what the image has beside its content, and then its name.
     pub fn replace(self) -> Result<(), Failure> {
-        let fail = |error: io::Error| wrong(&self.target, &error);
-        let new = File::open(&self.file.path).map_err(fail)?;
-        let (was, is) = (
-            self.target.metadata().map_err(fail)?,
-            new.metadata().map_err(fail)?,
-        );
-        let owner = |found: &std::fs::Metadata| {
-            use std::os::unix::fs::MetadataExt;
-            (found.uid(), found.gid())
-        };
-        if owner(&was) != owner(&is) {
-            let (uid, gid) = owner(&was);
-            std::os::unix::fs::fchown(&new, Some(uid), Some(gid)).map_err(fail)?;
-        }
-        new.sync_all().map_err(fail)?;
-        let folder = self.target.parent().map(Path::to_owned);
-        let target = self.target.clone();
-        self.file.replace(&target, Some(&self.claim))?;
-        let folder = folder.unwrap_or_else(|| PathBuf::from("/"));
-        let synced = File::open(&folder).and_then(|folder| folder.sync_all());
-        synced.map_err(|error| wrong(&folder, &error))
+        self.file.replace(&self.target, Some(&self.claim))
     }
 }
