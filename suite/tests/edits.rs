@@ -8,7 +8,7 @@ use std::process::Command;
 use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::f2fs::check_clean;
 use steadfs_suite::stead::program;
-use steadfs_suite::{Image, KernelMount, Scratch, Tree, steadfs};
+use steadfs_suite::{Image, KernelMount, Scratch, SteadMount, Tree, steadfs};
 
 #[path = "edits/flags.rs"]
 mod flags;

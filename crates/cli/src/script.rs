@@ -13,7 +13,6 @@ use std::path::Path;
 
 use steadfs_vfs::FileSystem;
 
-use crate::args::offline::Open;
 use crate::args::script::Edit;
 use crate::beside::wrong;
 use crate::failure::Failure;
@@ -50,7 +49,9 @@ pub fn run(args: &Edit) -> Result<(), Failure> {
     }
     let (open, steps) = (&args.open, &steps[..]);
     let done = match (args.copy, args.dry_run) {
-        (_, true) => dry_run(&args.image, open, steps, &stop),
+        (_, true) => with_volume(&args.image, open, Access::Trial, |fs| {
+            perform(fs, steps, &stop)
+        }),
         (false, false) => with_volume(&args.image, open, Access::Staged, |fs| {
             perform(fs, steps, &stop)
         }),
@@ -78,22 +79,6 @@ fn perform(fs: &dyn FileSystem, steps: &[Step<'_>], stop: &Stop) -> Result<(), F
         false => Ok(()),
     }
 }
-
-/// Carries out all lines, and drops the changes.
-fn dry_run(image: &Path, open: &Open, steps: &[Step<'_>], stop: &Stop) -> Result<(), Failure> {
-    let mut done = Ok(());
-    let dropped = with_volume(image, open, Access::Staged, |fs| {
-        done = perform(fs, steps, stop);
-        // A failure drops them.
-        Err::<(), _>(Failure::plain(DROPPED))
-    });
-    match dropped {
-        Err(failure) if failure.message != DROPPED => Err(failure),
-        _ => done,
-    }
-}
-
-const DROPPED: &str = "the changes are dropped";
 
 fn read(path: &Path) -> Result<Vec<u8>, Failure> {
     let file = std::fs::File::open(path).map_err(|error| wrong(path, &error))?;

@@ -19,6 +19,8 @@ pub enum Access {
     Write,
     /// The same, and all changes become durable together when the volume is closed, or none if it is not.
     Staged,
+    /// The same, and all changes are dropped.
+    Trial,
 }
 
 /// An open volume.
@@ -55,12 +57,13 @@ impl Opened {
 impl Access {
     /// Whether the volume is to be changed.
     pub fn is_write(self) -> bool {
-        matches!(self, Self::Write | Self::Staged)
+        matches!(self, Self::Write | Self::Staged | Self::Trial)
     }
 
     pub fn volume(self, device: VolumeDevice) -> Result<Opened, steadfs::Error> {
         match self {
             Self::Staged => Ok(Opened::Staged(Box::new(device.staged_volume()?))),
+            Self::Trial => Ok(Opened::Direct(Box::new(device.trial_volume()?))),
             _ => Ok(Opened::Direct(Box::new(device.volume()?))),
         }
     }
@@ -72,7 +75,7 @@ impl Access {
             Self::Read => VolumeDevice::open_salvage(image, &options),
             Self::ReadBeside => VolumeDevice::open_salvage_beside(image, &options),
             Self::Write => VolumeDevice::open(image, &options),
-            Self::Staged => VolumeDevice::open_staged(image, &options),
+            Self::Staged | Self::Trial => VolumeDevice::open_staged(image, &options),
         }
     }
 }
@@ -103,7 +106,7 @@ pub fn with_volume<T>(
         return worker::with_volume(image, task, list, work);
     }
     let options = match access {
-        Access::Write | Access::Staged => Options::parse_for(list, image),
+        Access::Write | Access::Staged | Access::Trial => Options::parse_for(list, image),
         Access::Read | Access::ReadBeside => Options::parse_to_read(list),
     };
     let options = options.map_err(Failure::plain)?;

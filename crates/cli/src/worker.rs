@@ -69,6 +69,7 @@ impl Task {
             Self::Serve(Access::ReadBeside) => "beside".to_owned(),
             Self::Serve(Access::Write) => "write".to_owned(),
             Self::Serve(Access::Staged) => "staged".to_owned(),
+            Self::Serve(Access::Trial) => "trial".to_owned(),
             Self::Probe => "probe".to_owned(),
             Self::Partition => "partition".to_owned(),
             Self::Nodes => "nodes".to_owned(),
@@ -85,6 +86,7 @@ impl Task {
             "beside" => Some(Self::Serve(Access::ReadBeside)),
             "write" => Some(Self::Serve(Access::Write)),
             "staged" => Some(Self::Serve(Access::Staged)),
+            "trial" => Some(Self::Serve(Access::Trial)),
             "probe" => Some(Self::Probe),
             "partition" => Some(Self::Partition),
             "nodes" => Some(Self::Nodes),
@@ -530,7 +532,7 @@ fn open(image: &Path, list: &str, access: Access) -> Result<(Opened, Vec<String>
     let options = match access {
         Access::Read | Access::ReadBeside => Options::parse_to_read(list),
         // The error names options that do not suit the kind of volume.
-        Access::Write | Access::Staged => Options::parse_by(list, |options| {
+        Access::Write | Access::Staged | Access::Trial => Options::parse_by(list, |options| {
             let mut options = options.clone();
             options.set_read_only(true);
             sandbox::adapt(&mut options).ok()?;

@@ -90,6 +90,29 @@ impl VolumeDevice {
     }
 }
 
+impl VolumeDevice {
+    /// Opens the volume to try changes, which are in memory and dropped at the end, as is what recovers a volume that was not
+    /// unmounted.
+    ///
+    /// # Errors
+    /// As [`VolumeDevice::staged_volume`].
+    pub fn trial_volume(self) -> Result<Volume, Error> {
+        let (base, sizes) = self.start()?;
+        let bytes_max = self.staged_max();
+        let options = self.options_on_device()?;
+        let queue = Queue::new(Arc::clone(&base), QueueOptions::default());
+        let kind = kind_within(&queue, &options).map_err(|error| self.failed(error))?;
+        if kind != Kind::F2fs {
+            let appliable = steadfs_ext4::appliable(&base, options.ext4.external_journal);
+            let appliable = appliable.map_err(with_way_out);
+            appliable.map_err(|error| self.failed(error))?;
+        }
+        let staged = Arc::new(StagedDevice::new(base, StagedOrder::Dropped, bytes_max));
+        let volume = Volume::on(staged, self.path(), sizes, &options)?;
+        Ok(volume.with_layers(self.into_layers()))
+    }
+}
+
 impl StagedVolume {
     /// As [`VolumeDevice::staged_volume`], on a device of the caller's, with changes in at most `bytes_max` bytes of
     /// memory.

@@ -321,10 +321,7 @@ impl VolumeDevice {
         let options = self.options_on_device()?;
         let volume = Volume::handed_over(shared, &self.path, sizes, &options, lookups)
             .map_err(|error| without_places(error, &self.layers))?;
-        Ok(Volume {
-            layers: Some(self.layers),
-            ..volume
-        })
+        Ok(volume.with_layers(self.layers))
     }
 }
 
@@ -406,6 +403,14 @@ impl Volume {
     ) -> Result<Self, Error> {
         let opened = Self::handed_over(device, name, sizes, options, &[])?;
         Ok(opened.ending_with_its_owner())
+    }
+
+    /// The volume, with what claims its image.
+    pub(crate) fn with_layers(self, layers: Layers) -> Self {
+        Self {
+            layers: Some(layers),
+            ..self
+        }
     }
 
     fn handed_over(

@@ -1,6 +1,7 @@
 //! `steadfs edit`: scripts do what coreutils do, and all of it or nothing.
 
 use std::io::Write;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Child, Stdio};
 use std::time::Duration;
 
@@ -231,6 +232,28 @@ fn a_killed_script_is_carried_out_or_not() {
     }
 }
 
+#[test]
+fn a_dry_run_leaves_a_volume_alone_that_was_not_unmounted() {
+    let scratch = Scratch::new();
+    for (kind, size) in [("ext4", 16 * MIB), ("f2fs", 64 * MIB)] {
+        let volume = image(&scratch, &format!("{kind}.img"), kind, size);
+        let mount = SteadMount::new(&scratch, volume.path(), "");
+        let file = fs::File::create(mount.join("file")).unwrap();
+        file.sync_all().unwrap();
+        mount.kill();
+        drop(file);
+        let before = fs::read(volume.path()).unwrap();
+        let path = volume.path().to_str().unwrap();
+        let good = script(&scratch, "mv /file /new\nmkdir /dir");
+        steadfs(["edit", "-n", path, &good]).expect(0);
+        assert!(fs::read(volume.path()).unwrap() == before, "{kind}");
+        let bad = script(&scratch, "rm /file\nrm /missing");
+        let failed = steadfs(["edit", "-n", path, &bad]).expect(1);
+        assert!(failed.err.contains("/missing"), "{kind}: {}", failed.err);
+        assert!(fs::read(volume.path()).unwrap() == before, "{kind}");
+    }
+}
+
 /// A program that makes a new file for the image's name is stopped while the new file is there, `meanwhile` is called, and
 /// then it goes on. Returns its exit code and messages.
 fn paused(mut command: Command, image: &Path, meanwhile: impl FnOnce()) -> (i32, String) {
@@ -274,11 +297,20 @@ fn an_image_that_is_being_replaced_is_in_use() {
         let (code, messages) = paused(command(words), path, || {
             let busy = steadfs(["touch", &format!("{shown}:/lost")]);
             assert!(busy.err.contains("in use"), "{words:?}: {}", busy.err);
+            // What it has beside its content must not get lost.
+            std::os::unix::fs::chown(path, Some(12), Some(34)).unwrap();
+            let (name, flags) = ("user.note", rustix::fs::XattrFlags::empty());
+            rustix::fs::setxattr(path, name, b"kept", flags).unwrap();
             let point = scratch.folder("point");
             let busy = steadfs(["mount", shown, point.to_str().unwrap()]);
             assert!(busy.err.contains("in use"), "{words:?}: {}", busy.err);
         });
         assert_eq!(code, 0, "{messages}");
+        let found = fs::metadata(path).unwrap();
+        assert_eq!((found.uid(), found.gid()), (12, 34), "{words:?}");
+        let mut value = [0; 4];
+        rustix::fs::getxattr(path, "user.note", &mut value[..]).unwrap();
+        assert_eq!(&value, b"kept", "{words:?}");
         // A file that has got the name meanwhile stays.
         let (code, messages) = paused(command(words), path, || {
             let other = scratch.join("other");
