@@ -4,10 +4,11 @@ use std::fmt::Display;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
+use rustix::fs::OFlags;
 use steadfs::tools::{Progress, Report};
 use steadfs::{Fill, FillError, FillSource, Filled, TarTree};
 use steadfs_base::Timestamp;
@@ -67,7 +68,7 @@ pub fn prepare(from: &Path, volume: &Path, is_reproducible: bool) -> Result<Fill
     } else {
         let file = match is_stream {
             true => io::stdin().as_fd().try_clone_to_owned().map(File::from),
-            false => File::open(from),
+            false => open_archive(from),
         };
         let file = file.map_err(|error| fail(&error))?;
         let id = |found: Metadata| (found.dev(), found.ino());
@@ -76,7 +77,7 @@ pub fn prepare(from: &Path, volume: &Path, is_reproducible: bool) -> Result<Fill
             return Err(fail(&"is the file that the volume is made in"));
         }
         let mut line = Line::of_copy(stop.clone(), false);
-        let read = TarTree::read(file, from, &mut line);
+        let read = TarTree::read(file, from, &mut line, &|| stop.is_asked());
         line.done();
         let (tree, report) = read.map_err(|error| match stop.is_asked() {
             true => stop.failure(""),
@@ -90,6 +91,14 @@ pub fn prepare(from: &Path, volume: &Path, is_reproducible: bool) -> Result<Fill
         stop,
         before,
     })
+}
+
+/// Opens an archive. A pipe is not waited for here, where a signal would not end the wait.
+fn open_archive(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options().read(true).custom_flags(flags).open(path)?;
+    rustix::fs::fcntl_setfl(&file, OFlags::empty())?;
+    Ok(file)
 }
 
 /// Fills the new volume, in the sandbox by another process.

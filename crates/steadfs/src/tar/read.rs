@@ -75,13 +75,13 @@ pub(crate) struct Member {
 }
 
 /// Reads members one after the other.
-pub(crate) struct Members<'t> {
-    pub tape: &'t mut Tape,
+pub(crate) struct Members<'t, 's> {
+    pub tape: &'t mut Tape<'s>,
     global: Extra,
 }
 
-impl<'t> Members<'t> {
-    pub fn new(tape: &'t mut Tape) -> Self {
+impl<'t, 's> Members<'t, 's> {
+    pub fn new(tape: &'t mut Tape<'s>) -> Self {
         Self {
             tape,
             global: Extra::default(),

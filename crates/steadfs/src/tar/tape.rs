@@ -1,7 +1,7 @@
 //! The bytes of an archive: a file, or a stream whose data are kept in a file without a name.
 
 use std::fs::File;
-use std::io::{self, BufReader, BufWriter, Read, Seek, Write};
+use std::io::{self, BufReader, BufWriter, Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
@@ -21,9 +21,36 @@ const REST_MAX: u64 = 16 << 20;
 /// What `stopped` ends.
 type Stopped<'s> = &'s dyn Fn() -> bool;
 
+/// The archive's file, whose reads end when the work is to stop: a signal must not have to wait for the sender of a stream.
+struct Source<'s> {
+    file: File,
+    is_stream: bool,
+    stopped: Stopped<'s>,
+}
+
+impl Read for Source<'_> {
+    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
+        loop {
+            if (self.stopped)() {
+                // The kind Interrupted would be tried again.
+                return Err(io::Error::other("stopped"));
+            }
+            if !self.is_stream || is_readable(self.file.as_fd())? {
+                return self.file.read(buffer);
+            }
+        }
+    }
+}
+
+impl Seek for Source<'_> {
+    fn seek(&mut self, to: SeekFrom) -> io::Result<u64> {
+        self.file.seek(to)
+    }
+}
+
 /// An archive that is being read, and then the data of its members.
-pub(crate) struct Tape {
-    input: BufReader<File>,
+pub(crate) struct Tape<'s> {
+    input: BufReader<Source<'s>>,
     /// What was read ahead.
     first: Vec<u8>,
     at: u64,
@@ -34,16 +61,21 @@ pub(crate) struct Tape {
     spooled: u64,
 }
 
-impl Tape {
-    /// On an open file, from its current position on.
-    pub fn new(mut file: File) -> Result<Self> {
+impl<'s> Tape<'s> {
+    /// On an open file, from its current position on. Reads of it fail once `stopped` says so.
+    pub fn new(mut file: File, stopped: Stopped<'s>) -> Result<Self> {
         let found = file.metadata()?;
         let (len, at) = match found.is_file() {
             true => (Some(found.len()), file.stream_position()?),
             false => (None, 0),
         };
+        let source = Source {
+            file,
+            is_stream: len.is_none(),
+            stopped,
+        };
         Ok(Self {
-            input: BufReader::with_capacity(BUFFER, file),
+            input: BufReader::with_capacity(BUFFER, source),
             first: Vec::new(),
             at,
             len,
@@ -123,7 +155,7 @@ impl Tape {
     }
 
     /// Keeps the data of a member, and passes over them. Returns their place in the file of [`Tape::into_data`].
-    pub fn keep(&mut self, size: u64, stopped: Stopped<'_>) -> Result<u64> {
+    pub fn keep(&mut self, size: u64) -> Result<u64> {
         let padded = size.checked_add(padding(size) as u64);
         let padded = self.broken_if_none(padded, "its size is too large")?;
         if let Some(len) = self.len {
@@ -140,22 +172,11 @@ impl Tape {
         let place = self.spooled;
         let mut left = size;
         while left > 0 {
-            if stopped() {
-                return Err(io::Error::from(io::ErrorKind::Interrupted).into());
-            }
-            // A signal stops the wait for the sender, too.
-            if self.input.buffer().is_empty() && !self.is_readable()? {
-                continue;
-            }
             let n = self.spool_some(left)?;
             left -= n;
         }
         self.pass(padding(size) as u64)?;
         Ok(place)
-    }
-
-    fn is_readable(&self) -> io::Result<bool> {
-        Ok(is_readable(self.input.get_ref().as_fd())?)
     }
 
     fn spool_some(&mut self, left: u64) -> Result<u64> {
@@ -193,7 +214,7 @@ impl Tape {
         }
         match self.spool {
             Some(spool) => Ok(spool.into_inner().map_err(io::IntoInnerError::into_error)?),
-            None => Ok(self.input.into_inner()),
+            None => Ok(self.input.into_inner().file),
         }
     }
 }

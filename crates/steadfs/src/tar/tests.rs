@@ -76,7 +76,7 @@ impl Archive {
         file.write_all(&self.0).unwrap();
         file.rewind().unwrap();
         let mut problems = Problems::default();
-        let (tree, report) = TarTree::read(file, Path::new("a.tar"), &mut problems)?;
+        let (tree, report) = TarTree::read(file, Path::new("a.tar"), &mut problems, &|| false)?;
         Ok((tree, report, problems.0))
     }
 
@@ -331,10 +331,27 @@ fn streams_are_kept_in_a_file() {
         output.write_all(bytes).unwrap();
         drop(output);
         let input = File::from(std::os::fd::OwnedFd::from(input));
-        TarTree::read(input, Path::new("-"), &mut Problems::default())
+        TarTree::read(input, Path::new("-"), &mut Problems::default(), &|| false)
     };
     let (tree, _) = read(&archive.0).unwrap();
     assert_eq!(content(&tree, "one"), [1; 700]);
     assert_eq!(content(&tree, "two"), [2; 513]);
     assert!(read(&archive.0[..1000]).is_err());
+}
+
+/// Without an end of the stream, which its sender keeps open.
+#[test]
+fn a_silent_sender_is_not_waited_for_after_a_signal() {
+    let archive = Archive::default().member(kind::REGULAR, "one", &[1; 700]);
+    // In front of the first header, in data, in padding and in front of a header.
+    for len in [0, 1000, 1300, archive.0.len()] {
+        let (input, mut sender) = std::io::pipe().unwrap();
+        sender.write_all(&archive.0[..len]).unwrap();
+        let input = File::from(std::os::fd::OwnedFd::from(input));
+        let asked = std::cell::Cell::new(0);
+        let stopped = || asked.replace(asked.get() + 1) > 1;
+        let read = TarTree::read(input, Path::new("-"), &mut Problems::default(), &stopped);
+        assert!(read.is_err(), "{len}");
+        drop(sender);
+    }
 }

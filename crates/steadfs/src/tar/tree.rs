@@ -134,7 +134,7 @@ pub struct TarTree {
 
 impl TarTree {
     /// Reads the archive `file`, which messages call `name`, from its position on. What cannot be kept of it is reported
-    /// to `progress` and counted.
+    /// to `progress` and counted. Once `stopped` is true the read ends with an error, also while a stream has nothing.
     ///
     /// # Errors
     /// The archive is compressed, broken or cut short.
@@ -142,8 +142,9 @@ impl TarTree {
         file: File,
         name: &Path,
         progress: &mut dyn Progress,
+        stopped: &dyn Fn() -> bool,
     ) -> Result<(Self, Report), TarError> {
-        let mut tape = Tape::new(file)?;
+        let mut tape = Tape::new(file, stopped)?;
         check_kind(tape.peek()?, name)?;
         let mut tree = Self {
             nodes: vec![Node::missing()],
@@ -156,7 +157,7 @@ impl TarTree {
         let mut is_empty = true;
         let mut members = Members::new(&mut tape);
         while let Some(member) = members.next()? {
-            if progress.stopped() {
+            if stopped() {
                 return Err(TarError::Other("stopped".to_owned()));
             }
             tree.member(member, members.tape, progress, &mut report)?;
@@ -222,7 +223,7 @@ impl TarTree {
     fn member(
         &mut self,
         member: Member,
-        tape: &mut Tape,
+        tape: &mut Tape<'_>,
         progress: &mut dyn Progress,
         report: &mut Report,
     ) -> Result<()> {
@@ -251,7 +252,7 @@ impl TarTree {
         };
         let is_link = member.kind == kind::HARD_LINK;
         let place = match kind {
-            FileKind::Regular if !is_link => tape.keep(member.data, &|| progress.stopped())?,
+            FileKind::Regular if !is_link => tape.keep(member.data)?,
             _ => {
                 tape.skip(member.data)?;
                 0
@@ -439,7 +440,7 @@ fn no_archive() -> TarError {
 }
 
 /// Refuses what only begins with zeros, such as an image of a volume. An empty archive has a record of them.
-fn check_empty(tape: &mut Tape) -> Result<()> {
+fn check_empty(tape: &mut Tape<'_>) -> Result<()> {
     for _ in 1..RECORD / BLOCK {
         match tape.block()? {
             None => break,
