@@ -430,7 +430,7 @@ impl Job<'_> {
             return Err(Failure::plain("standard output takes one file"));
         };
         with_volume(&place.image, &self.args.open, Access::Read, |fs| {
-            files::to_output(fs, place)
+            files::to_output(fs, place, Some(&self.stop))
         })
     }
 }

@@ -12,9 +12,10 @@ use steadfs_vfs::{Attr, FileKind, FileSystem, FsxAttr, Segment};
 use crate::args;
 use crate::failure::{Failure, code};
 use crate::json::{File, List, Place};
-use crate::output::print;
+use crate::output::{print, print_until};
 use crate::place::{OnVolume, expand, on_volume};
 use crate::report::{complain, on_image};
+use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
 
 /// Runs `work` for each place, even after failures; the worst exit code counts. `work` gets whether there are several.
@@ -240,12 +241,16 @@ fn size_or_device(attr: &Attr) -> String {
 
 pub fn cat(args: &args::Cat) -> Result<(), Failure> {
     for_each_place(&args.places, &args.open, |fs, place, _| {
-        to_output(fs, place)
+        to_output(fs, place, None)
     })
 }
 
-/// Writes a file's content to standard output.
-pub fn to_output(fs: &dyn FileSystem, place: &OnVolume) -> Result<(), Failure> {
+/// Writes a file's content to standard output, until `stop` says that a signal has come.
+pub fn to_output(
+    fs: &dyn FileSystem,
+    place: &OnVolume,
+    stop: Option<&Stop>,
+) -> Result<(), Failure> {
     const CHUNK: usize = 1 << 20;
     static ZEROS: [u8; 4096] = [0; 4096];
     let cx = owner_cx();
@@ -265,7 +270,7 @@ pub fn to_output(fs: &dyn FileSystem, place: &OnVolume) -> Result<(), Failure> {
             return Ok(());
         }
         offset += data.len() as u64;
-        print(|out| {
+        print_until(stop, |out| {
             for segment in data.segments() {
                 match segment {
                     Segment::Bytes(owner, range) => {

@@ -3,10 +3,12 @@
 use std::io::{self, BufWriter, IsTerminal, Write};
 use std::os::fd::AsFd;
 
+use rustix::fs::FileType;
 use signal_hook::consts::SIGPIPE;
-use steadfs::tools::{ToolError, printable};
+use steadfs::tools::{ToolError, WRITABLE_BYTES, is_writable, printable};
 
 use crate::failure::Failure;
+use crate::stop::Stop;
 
 /// Writes to standard output. If the reader has closed the pipe, the command ends like any other in a pipeline:
 /// silently, by SIGPIPE.
@@ -20,6 +22,57 @@ pub fn print(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), 
             Err(Failure::by_signal(SIGPIPE, ""))
         }
         Err(error) => Err(Failure::plain(format!("standard output: {error}"))),
+    }
+}
+
+/// As [`print`], for work that takes signals: one ends the output also while the reader does not read.
+pub fn print_until(
+    stop: Option<&Stop>,
+    work: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), Failure> {
+    let Some(stop) = stop else {
+        return print(work);
+    };
+    let found = rustix::fs::fstat(io::stdout());
+    let is_file = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
+    let piece_max = if is_file { usize::MAX } else { WRITABLE_BYTES };
+    let printed = print(|out| {
+        work(&mut Until {
+            out,
+            stop,
+            piece_max,
+        })
+    });
+    match stop.is_asked() {
+        true => Err(stop.failure("")),
+        false => printed,
+    }
+}
+
+/// Standard output, in pieces for which a pipe has room.
+struct Until<'o> {
+    out: &'o mut dyn Write,
+    stop: &'o Stop,
+    piece_max: usize,
+}
+
+impl Write for Until<'_> {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        loop {
+            if self.stop.is_asked() {
+                return Err(io::Error::other("stopped"));
+            }
+            if is_writable(io::stdout().as_fd())? {
+                let piece = &bytes[..bytes.len().min(self.piece_max)];
+                let written = self.out.write(piece)?;
+                self.out.flush()?;
+                return Ok(written);
+            }
+        }
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        self.out.flush()
     }
 }
 

@@ -146,6 +146,61 @@ fn progress_is_shown_on_a_terminal_only() {
     );
 }
 
+/// To readers that do not read, to a pipe without one, and to one that a hole of 1 TiB is copied to.
+#[test]
+fn copies_to_pipes_end_by_a_signal() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "image", "ext4", 16 * MIB);
+    let (dense, sparse) = (scratch.join("dense"), scratch.join("sparse"));
+    fs::write(&dense, vec![1; 1 << 20]).unwrap();
+    fs::File::create(&sparse).unwrap().set_len(1 << 40).unwrap();
+    cp(&[
+        dense.to_str().unwrap(),
+        sparse.to_str().unwrap(),
+        &at(&volume, "/"),
+    ]);
+    let pipe = scratch.join("pipe");
+    run("mkfifo", [&pipe]).expect(0);
+    let named = pipe.to_str().unwrap();
+    for (from, to, read) in [
+        ("/dense", "-", false),
+        ("/sparse", "-", true),
+        ("/dense", named, false),
+        ("/dense", named, true),
+        ("/sparse", named, true),
+    ] {
+        let mut command = Command::new(program());
+        command.args(["cp", &at(&volume, from), to]);
+        // A pipe that is open for reading and writing always has a reader.
+        let mut options = fs::File::options();
+        let reader = options.read(true).write(true).open(&pipe).unwrap();
+        let mut child = match to {
+            "-" => command.stdout(reader.try_clone().unwrap()).spawn().unwrap(),
+            _ => command.stdout(Stdio::null()).spawn().unwrap(),
+        };
+        let mut held = read.then_some(reader);
+        let reader = held.take_if(|_| from == "/sparse");
+        let thread = reader.map(|mut reader| {
+            std::thread::spawn(move || {
+                let mut buffer = vec![1; 1 << 16];
+                // Until the marker behind the end of the copy.
+                while let Ok(n) = reader.read(&mut buffer)
+                    && !buffer[..n].contains(&2)
+                {}
+            })
+        });
+        sleep(Duration::from_millis(500));
+        assert_eq!(child.try_wait().unwrap(), None, "{from} {to}");
+        signal(&child, Signal::TERM);
+        let status = wait(&mut child, Duration::from_secs(10));
+        assert_eq!(status.unwrap().signal(), Some(15), "{from} {to}");
+        if let Some(thread) = thread {
+            fs::write(&pipe, [2]).unwrap();
+            thread.join().unwrap();
+        }
+    }
+}
+
 /// Each close(2) of a file named `lost` closes it and fails, as on NFS when what was written does not fit.
 const CLOSE_FAILS: &str = r#"
 #define _GNU_SOURCE

@@ -450,10 +450,10 @@ impl<'a> Copier<'a, '_> {
         let (fs, cx, options) = (self.fs, self.cx, self.options);
         let log = &mut self.log;
         write_content(fs, cx, source, attr.ino, &mut |offset, bytes| {
-            opened(written, spot, &options)?.write(offset, bytes)?;
+            opened(written, spot, &options, log)?.write(offset, bytes, log)?;
             log.bytes(bytes.len())
         })?;
-        opened(written, spot, &options)?.finish(attr.size)
+        opened(written, spot, &options, log)?.finish(attr.size, log)
     }
 
     /// Makes a link, node, pipe or socket.
@@ -561,9 +561,10 @@ fn opened<'w, 's>(
     written: &'w mut Option<Written<'s>>,
     spot: CopyTarget<'s>,
     options: &CopyOptions,
+    log: &mut Log<'_>,
 ) -> Result<&'w mut Written<'s>> {
     match written {
         Some(written) => Ok(written),
-        None => Ok(written.insert(Written::open(spot, options)?)),
+        None => Ok(written.insert(Written::open(spot, options, log)?)),
     }
 }

@@ -428,11 +428,23 @@ fn data_after(
 
 /// Waits up to 200 ms for data or the end of the file. Returns false on a timeout.
 pub fn is_readable(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    is_ready(file, PollFlags::IN)
+}
+
+/// Most bytes of a write after [`is_writable`]: a pipe has room for these then.
+pub const WRITABLE_BYTES: usize = 4096;
+
+/// Waits up to 200 ms until a write of [`WRITABLE_BYTES`] does not wait. Returns false on a timeout.
+pub fn is_writable(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
+    is_ready(file, PollFlags::OUT)
+}
+
+fn is_ready(file: BorrowedFd<'_>, event: PollFlags) -> rustix::io::Result<bool> {
     const POLL_TIMEOUT: rustix::fs::Timespec = rustix::fs::Timespec {
         tv_sec: 0,
         tv_nsec: 200_000_000,
     };
-    let mut polled = [PollFd::from_borrowed_fd(file, PollFlags::IN)];
+    let mut polled = [PollFd::from_borrowed_fd(file, event)];
     match poll(&mut polled, Some(&POLL_TIMEOUT)) {
         Ok(ready) => Ok(ready > 0),
         Err(Errno::INTR) => Ok(false),

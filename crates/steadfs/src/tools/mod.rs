@@ -66,6 +66,8 @@ pub use first_copies::{FirstCopies, FirstCopiesOut};
 pub use glob::{glob, is_pattern, matches};
 #[cfg(target_os = "linux")]
 pub(crate) use host::is_readable;
+#[cfg(target_os = "linux")]
+pub use host::{WRITABLE_BYTES, is_writable};
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use names_of::Accounts;
 pub use select::Selection;

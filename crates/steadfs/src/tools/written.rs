@@ -3,9 +3,10 @@
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io;
-use std::os::fd::BorrowedFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -14,7 +15,7 @@ use steadfs_vfs::FileKind;
 use super::copying::{CopyOptions, Existing, Log};
 use super::host::{self, Target};
 use super::replacing::{TRIES_MAX, temporary_name};
-use super::{AtHost, HostFile, Result, os, refused};
+use super::{AtHost, CHUNK, HostFile, Result, os, refused};
 
 /// The target of a copy on the host.
 #[derive(Clone, Copy)]
@@ -39,6 +40,13 @@ impl CopyTarget<'_> {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error).on_host(self.path),
         }
+    }
+
+    /// Whether the target, to which links at its end lead, is a pipe.
+    fn is_pipe(&self) -> Result<bool> {
+        let found = rustix::fs::statat(self.dir, os(self.name), AtFlags::empty());
+        let kind = host::kind_of(&found.on_host(self.path)?);
+        Ok(kind == Some(FileKind::Fifo))
     }
 
     /// Whether the copy is skipped because the target exists.
@@ -129,6 +137,9 @@ fn spare_image(options: &CopyOptions, stat: &Stat, spot: &CopyTarget<'_>) -> Res
     }
 }
 
+/// Between two looks for a reader of a pipe.
+const WAIT_FOR_READER: Duration = Duration::from_millis(50);
+
 /// How the target is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TargetState {
@@ -154,7 +165,7 @@ pub struct Written<'a> {
 impl<'a> Written<'a> {
     /// Creates the file, or truncates the existing one. Called after the first read, so that an unreadable source destroys
     /// no file.
-    pub fn open(spot: CopyTarget<'a>, options: &CopyOptions) -> Result<Self> {
+    pub fn open(spot: CopyTarget<'a>, options: &CopyOptions, log: &mut Log<'_>) -> Result<Self> {
         let existing = options.existing;
         let found = match existing {
             Existing::Refuse | Existing::Skip => None,
@@ -177,7 +188,7 @@ impl<'a> Written<'a> {
             let why = "is a link or special file: not written to; --remove-destination replaces it";
             return refused(spot.bytes(), why);
         }
-        match Self::open_existing(spot, options) {
+        match Self::open_existing(spot, options, log) {
             Err(_) if existing == Existing::Force && kind == Some(FileKind::Regular) => {
                 spot.clear(options)?;
                 Self::create(spot)
@@ -186,12 +197,24 @@ impl<'a> Written<'a> {
         }
     }
 
-    fn open_existing(spot: CopyTarget<'a>, options: &CopyOptions) -> Result<Self> {
-        let mut flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+    fn open_existing(
+        spot: CopyTarget<'a>,
+        options: &CopyOptions,
+        log: &mut Log<'_>,
+    ) -> Result<Self> {
+        // The open of a pipe without a reader would wait, where no signal stops the copy in order.
+        let mut flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
         if !spot.top {
             flags |= OFlags::NOFOLLOW;
         }
-        let file = match rustix::fs::openat(spot.dir, os(spot.name), flags, Mode::empty()) {
+        let opened = loop {
+            match rustix::fs::openat(spot.dir, os(spot.name), flags, Mode::empty()) {
+                Err(Errno::NXIO) if spot.is_pipe()? => steadfs_rt::sleep(WAIT_FOR_READER),
+                opened => break opened,
+            }
+            log.check_stopped()?;
+        };
+        let file = match opened {
             Err(Errno::NOENT) => {
                 return refused(
                     spot.bytes(),
@@ -200,6 +223,7 @@ impl<'a> Written<'a> {
             }
             opened => opened.on_host(spot.path)?,
         };
+        rustix::fs::fcntl_setfl(&file, OFlags::empty()).on_host(spot.path)?;
         let stat = rustix::fs::fstat(&file).on_host(spot.path)?;
         spare_image(options, &stat, &spot)?;
         let state = match host::kind_of(&stat) {
@@ -233,42 +257,47 @@ impl<'a> Written<'a> {
     }
 
     /// Writes a piece of the content; pieces come in the file's order.
-    pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<()> {
-        let done = match self.state {
-            TargetState::Stream => self.zeros_to(offset).and_then(|()| self.append(bytes)),
-            _ => write_all_at(&self.file, bytes, offset),
-        };
-        if self.state != TargetState::Stream {
-            self.at = offset.saturating_add(bytes.len() as u64);
+    pub fn write(&mut self, offset: u64, bytes: &[u8], log: &mut Log<'_>) -> Result<()> {
+        if self.state == TargetState::Stream {
+            self.zeros_to(offset, log)?;
+            return self.append(bytes, log);
         }
-        done.on_host(self.spot.path)
+        self.at = offset.saturating_add(bytes.len() as u64);
+        write_all_at(&self.file, bytes, offset).on_host(self.spot.path)
     }
 
-    fn append(&mut self, mut bytes: &[u8]) -> rustix::io::Result<()> {
-        while !bytes.is_empty() {
-            let n = some(rustix::io::retry_on_intr(|| {
-                rustix::io::write(&self.file, bytes)
-            })?)?;
-            bytes = &bytes[n..];
-            self.at += n as u64;
+    /// Writes to a stream. A reader that does not read does not keep a signal from ending the copy.
+    fn append(&mut self, bytes: &[u8], log: &mut Log<'_>) -> Result<()> {
+        let waits = matches!(
+            host::kind_of(&self.stat),
+            Some(FileKind::Fifo | FileKind::CharDevice)
+        );
+        let most = if waits { host::WRITABLE_BYTES } else { CHUNK };
+        for piece in bytes.chunks(most) {
+            while waits && !host::is_writable(self.file.as_fd()).on_host(self.spot.path)? {
+                log.check_stopped()?;
+            }
+            write_all(&self.file, piece).on_host(self.spot.path)?;
+            self.at += piece.len() as u64;
         }
         Ok(())
     }
 
     /// Writes the zeros of a hole to a stream.
-    fn zeros_to(&mut self, offset: u64) -> rustix::io::Result<()> {
-        const ZEROS: [u8; 4096] = [0; 4096];
+    fn zeros_to(&mut self, offset: u64, log: &mut Log<'_>) -> Result<()> {
+        static ZEROS: [u8; CHUNK] = [0; CHUNK];
         while self.at < offset {
+            log.check_stopped()?;
             let left = usize::try_from(offset - self.at).unwrap_or(usize::MAX);
-            self.append(&ZEROS[..left.min(ZEROS.len())])?;
+            self.append(&ZEROS[..left.min(CHUNK)], log)?;
         }
         Ok(())
     }
 
     /// Ends the file at `size`.
-    pub fn finish(&mut self, size: u64) -> Result<()> {
+    pub fn finish(&mut self, size: u64, log: &mut Log<'_>) -> Result<()> {
         let done = match self.state {
-            TargetState::Stream => self.zeros_to(size),
+            TargetState::Stream => return self.zeros_to(size, log),
             _ if self.at == size => Ok(()),
             _ => rustix::fs::ftruncate(&self.file, size),
         };
@@ -309,6 +338,16 @@ impl<'a> Written<'a> {
             (self.state == TargetState::New).then_some((self.stat.st_uid, self.stat.st_gid));
         keeps.then_some(Target::Open(&self.file, owner))
     }
+}
+
+fn write_all(file: &File, mut bytes: &[u8]) -> rustix::io::Result<()> {
+    while !bytes.is_empty() {
+        let n = some(rustix::io::retry_on_intr(|| {
+            rustix::io::write(file, bytes)
+        })?)?;
+        bytes = &bytes[n..];
+    }
+    Ok(())
 }
 
 fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
