@@ -83,6 +83,14 @@ impl MetaBuf {
         )
     }
 
+    /// Fills the buffer with what a prefetch has read. Content that it has by now is at least as new.
+    fn fill_if_empty(&self, data: Buf) {
+        let mut state = self.state.write();
+        if state.data.is_none() {
+            state.fill(data);
+        }
+    }
+
     /// Runs `check` on the content unless content of this `kind` (not 0) has passed it before.
     pub fn verify_once<E>(
         &self,
@@ -314,9 +322,14 @@ impl MetaCache {
         filled.then_some(buf)
     }
 
-    /// Whether a block is in memory or being read.
+    /// Whether a block is in memory or being read by [`MetaCache::get`].
     pub fn is_cached(&self, block: DevBlock) -> bool {
-        self.shard(block).lock().contains_key(&block.0)
+        let buf = self.shard(block).lock().get(&block.0).map(Arc::clone);
+        let is_filled = |buf: Arc<MetaBuf>| {
+            let state = buf.state.try_read();
+            state.is_none_or(|state| state.data.is_some())
+        };
+        buf.is_some_and(is_filled)
     }
 
     /// The buffer of a newly allocated block: zeros, whatever the device holds. Its first change
@@ -340,62 +353,50 @@ impl MetaCache {
     /// Reads `count` blocks from `first` on with as few requests as possible, and waits. Blocks in memory are not read
     /// again. Errors are not reported here: [`MetaCache::get`] reads such a block again.
     pub fn prefetch(&self, first: DevBlock, count: u64, tag: IoTag) {
-        let reads = self.submit_reads(first, count, tag);
-        self.fill_from(reads);
+        let blocks = (0..count).map(|n| first.plus(n));
+        self.fill_missing(blocks, tag);
     }
 
     /// The same for blocks in ascending order: all requests are submitted before the first is waited for.
     pub fn prefetch_blocks(&self, blocks: &[DevBlock], tag: IoTag) {
         assert!(blocks.is_sorted(), "blocks are read in their order");
-        let runs = blocks.chunk_by(|a, b| a.plus(1) == *b);
-        let reads = runs.flat_map(|run| self.submit_reads(run[0], run.len() as u64, tag));
-        self.fill_from(reads.collect());
+        self.fill_missing(blocks.iter().copied(), tag);
     }
 
-    /// Submits reads of the blocks that are not in memory.
-    fn submit_reads(&self, first: DevBlock, count: u64, tag: IoTag) -> Vec<(DevBlock, IoHandle)> {
-        let per_read = (PREFETCH_BYTES_MAX / self.block_size.bytes()).max(1) as u64;
-        let mut reads = Vec::new();
-        let mut at = 0;
-        while at < count {
-            let start = first.plus(at);
-            if self.peek(start).is_some() {
-                at += 1;
-                continue;
-            }
-            let mut n = 1;
-            while n < per_read && at + n < count && self.peek(start.plus(n)).is_none() {
-                n += 1;
-            }
-            let offset = self.block_size.offset_of(start);
-            let len = self.block_size.bytes() * n as usize;
-            let mut bio = Bio::read(offset, len);
-            bio.bufs = (0..n)
-                .map(|_| Buf::zeroed(self.block_size.bytes()))
-                .collect();
-            reads.push((start, self.queue.submit(bio, tag)));
-            at += n;
-        }
-        reads
-    }
-
-    fn fill_from(&self, reads: Vec<(DevBlock, IoHandle)>) {
-        for (start, io) in reads {
+    /// Reads the blocks that are not in memory. The buffers are taken before the device reads: while they are held,
+    /// eviction keeps them, so a block that another task changes and writes meanwhile is seen to be filled, and what
+    /// was read before that is dropped.
+    fn fill_missing(&self, blocks: impl Iterator<Item = DevBlock>, tag: IoTag) {
+        let missing: Vec<_> = blocks.filter_map(|block| self.unfilled(block)).collect();
+        let per_read = (PREFETCH_BYTES_MAX / self.block_size.bytes()).max(1);
+        let runs = missing.chunk_by(|a, b| a.block.plus(1) == b.block);
+        let reads: Vec<_> = runs
+            .flat_map(|run| run.chunks(per_read))
+            .map(|bufs| (bufs, self.submit_read(bufs, tag)))
+            .collect();
+        for (bufs, io) in reads {
             if let Ok(bio) = io.into_bio() {
-                for (i, data) in bio.bufs.into_iter().enumerate() {
-                    self.fill(start.plus(i as u64), data);
+                for (buf, data) in bufs.iter().zip(bio.bufs) {
+                    buf.fill_if_empty(data);
                 }
             }
         }
     }
 
-    fn fill(&self, block: DevBlock, data: Buf) {
+    /// The block's buffer if it has no content yet.
+    fn unfilled(&self, block: DevBlock) -> Option<Arc<MetaBuf>> {
         let buf = self.find_or_insert(block, || MetaBuf::new(block, None));
-        let mut state = buf.state.write();
-        // Another task may have read or replaced it meanwhile; its content is at least as new.
-        if state.data.is_none() {
-            state.fill(data);
-        }
+        let is_filled = buf.state.read().data.is_some();
+        (!is_filled).then_some(buf)
+    }
+
+    /// Submits one read of adjacent blocks.
+    fn submit_read(&self, bufs: &[Arc<MetaBuf>], tag: IoTag) -> IoHandle {
+        let bytes = self.block_size.bytes();
+        let offset = self.block_size.offset_of(bufs[0].block);
+        let mut bio = Bio::read(offset, bytes * bufs.len());
+        bio.bufs = bufs.iter().map(|_| Buf::zeroed(bytes)).collect();
+        self.queue.submit(bio, tag)
     }
 
     /// Drops a block that is no longer metadata (jbd2_journal_forget). Dirty content is not written. A write in flight

@@ -94,6 +94,55 @@ fn prefetch_fills_what_is_missing_only() {
     assert!(cache.peek(DevBlock(12)).is_none());
 }
 
+/// Runs `then` while blocks 1 and 3 are prefetched: block 3 has been read, and the prefetch waits for block 1.
+fn while_prefetched(then: impl FnOnce(&Arc<MetaCache>) + Send + 'static) {
+    sim::run(sim::Config::new(1), move || {
+        let device = FaultDevice::new(Arc::new(MemDevice::new(8 * 4096)));
+        device.memory.write(3 * 4096, b"old");
+        device.set(|bio| match bio.offset {
+            4096 => Fault::Delay(Duration::from_millis(10)),
+            _ => Fault::None,
+        });
+        let queue = Queue::new(Arc::clone(&device) as _, QueueOptions::default());
+        let block_size = BlockSize::new(4096).expect("valid");
+        let cache = Arc::new(MetaCache::new(Arc::new(queue), block_size, 1 << 20));
+        let reads = Arc::clone(&cache);
+        let reader = spawn("reader", move || {
+            reads.prefetch_blocks(&[DevBlock(1), DevBlock(3)], IoTag::default());
+        });
+        sleep(Duration::from_millis(1));
+        assert!(!cache.is_cached(DevBlock(3)), "the prefetch has ended");
+        then(&cache);
+        reader.join();
+        let buf = cache.get(DevBlock(3), IoTag::default()).unwrap();
+        assert_eq!(&buf.data()[..3], b"new");
+    });
+}
+
+/// The prefetch would bring the old content back, and the next change of the block would write it.
+#[test]
+fn a_prefetch_does_not_replace_what_was_changed_and_evicted_meanwhile() {
+    while_prefetched(|cache| {
+        let buf = cache.get(DevBlock(3), IoTag::default()).unwrap();
+        assert_eq!(&buf.data()[..3], b"old");
+        cache.lock_dirty(&buf)[..3].copy_from_slice(b"new");
+        cache.write_dirty(IoTag::default()).unwrap();
+        drop(buf);
+        cache.drop_unused();
+    });
+}
+
+/// The block has another owner, who writes it without the cache.
+#[test]
+fn a_prefetch_does_not_fill_a_block_that_was_forgotten_meanwhile() {
+    while_prefetched(|cache| {
+        cache.forget(DevBlock(3));
+        let data = Buf::copy_of(&[b"new".as_slice(), &[0; 4093]].concat());
+        let bio = Bio::write(3 * 4096, vec![data]);
+        cache.queue().submit(bio, IoTag::default()).wait().unwrap();
+    });
+}
+
 /// A task that waits for a read by a group of low weight does not wait as long as that group would.
 #[test]
 fn a_read_that_other_tasks_wait_for_is_boosted() {
