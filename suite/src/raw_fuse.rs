@@ -43,6 +43,7 @@ impl RawClient {
                 attr: long,
             },
             max_request: REQUEST_BYTES_MAX,
+            page_size: 4096,
             threads: 4,
             posix_acl: true,
             fakeroot: None,

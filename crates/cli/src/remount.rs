@@ -75,7 +75,8 @@ const KEPT_FLAG: &str = "nosymfollow";
 
 /// Options that the kernel shows for every FUSE mount and no user gives.
 fn is_fuses(item: &str) -> bool {
-    item.starts_with("user_id=") || item.starts_with("group_id=") || item.starts_with("blksize=")
+    let names = ["user_id=", "group_id=", "blksize=", "max_read="];
+    names.iter().any(|name| item.starts_with(name))
 }
 
 fn check(mount: &Mount, list: &str) -> Result<(), Failure> {

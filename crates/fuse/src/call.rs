@@ -26,6 +26,8 @@ pub struct SessionConfig {
     pub timeouts: Timeouts,
     /// Largest read or write in bytes.
     pub max_request: u32,
+    /// The kernel's page size in bytes.
+    pub page_size: u32,
     /// Approximate number of admission slots.
     pub threads: usize,
     /// Whether the kernel shall check and store POSIX ACLs.
@@ -40,6 +42,25 @@ pub struct SessionConfig {
     pub classifier: Arc<dyn Classifier>,
     /// Counters of the mount.
     pub stats: Arc<Stats>,
+}
+
+impl SessionConfig {
+    /// Pages of the largest read or write. The kernel counts its own pages, of 4 to 64 KiB.
+    pub(crate) fn max_pages(&self) -> u32 {
+        (self.max_request / self.page_size).max(1)
+    }
+
+    /// Smallest payload of a ring entry that the kernel accepts.
+    #[cfg_attr(
+        not(feature = "io-uring"),
+        allow(dead_code, reason = "there are no rings")
+    )]
+    pub(crate) fn payload_bytes(&self) -> usize {
+        /// FUSE_MIN_READ_BUFFER.
+        const PAYLOAD_BYTES_MIN: u32 = 8192;
+        let largest = self.max_request.max(self.max_pages() * self.page_size);
+        largest.max(PAYLOAD_BYTES_MIN) as usize
+    }
 }
 
 /// What every call of a mount needs.

@@ -38,6 +38,9 @@ pub(crate) use table::proc_fd_path;
 const BUSY_PATIENCE: Duration = Duration::from_millis(250);
 const BUSY_PAUSE: Duration = Duration::from_millis(5);
 
+/// Longest read or write in bytes.
+const REQUEST_BYTES_MAX: u32 = 1 << 20;
+
 /// How requests arrive.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Transport {
@@ -132,7 +135,7 @@ pub struct MountOptions {
     pub negative_timeout: Duration,
     /// How long the kernel may cache attributes.
     pub attr_timeout: Duration,
-    /// Largest read or write in bytes, a multiple of 4096 up to 1 MiB.
+    /// Largest read or write in bytes: at least one page of the kernel, at most 1 MiB.
     pub max_request: u32,
     /// The kernel's read-ahead window in KiB (root only).
     pub read_ahead_kib: u32,
@@ -163,7 +166,7 @@ impl Default for MountOptions {
             entry_timeout: DAY,
             negative_timeout: DAY,
             attr_timeout: DAY,
-            max_request: 1 << 20,
+            max_request: REQUEST_BYTES_MAX,
             read_ahead_kib: 2048,
             max_threads: 128,
             takeover: false,
@@ -176,16 +179,16 @@ impl Default for MountOptions {
 impl MountOptions {
     /// The options of the kernel's FUSE, without descriptor, owner and type of the root.
     pub(crate) fn for_fuse(&self) -> String {
-        let mut list = self.access();
+        let mut list = self.for_any_user();
         if let Some(block) = &self.block_device {
             list.push(format!("blksize={}", block.block_size.clamp(512, 4096)));
         }
         list.join(",")
     }
 
-    /// The options of FUSE about who may do what.
-    fn access(&self) -> Vec<String> {
-        let mut list = Vec::new();
+    /// Those that fusermount3 takes, too. INIT limits reads by pages, which does not bound every read of the kernel's own.
+    fn for_any_user(&self) -> Vec<String> {
+        let mut list = vec![format!("max_read={}", self.request_bytes(page_size()))];
         if self.fakeroot.is_none() {
             list.push("default_permissions".to_owned());
             if self.allow_other {
@@ -193,6 +196,12 @@ impl MountOptions {
             }
         }
         list
+    }
+
+    /// Largest read or write: whole pages of the kernel, at least one.
+    pub(crate) fn request_bytes(&self, page_size: u32) -> u32 {
+        let bytes = self.max_request.clamp(page_size, REQUEST_BYTES_MAX);
+        bytes / page_size * page_size
     }
 
     /// Source and type as /proc/mounts shows them.
@@ -248,6 +257,11 @@ pub fn mount(
         handle: handle.expect("what is served is mounted"),
         waited: false,
     })
+}
+
+/// The kernel's page size in bytes.
+fn page_size() -> u32 {
+    u32::try_from(rustix::param::page_size()).unwrap_or(REQUEST_BYTES_MAX)
 }
 
 /// Whether this user mounts and unmounts through fusermount3.

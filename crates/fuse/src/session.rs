@@ -327,7 +327,7 @@ impl Session {
         }
         let negotiated = offered & self.supported();
         let uring = negotiated & init::OVER_IO_URING != 0;
-        let max_pages = self.volume.config.max_request.div_ceil(4096);
+        let max_pages = self.volume.config.max_pages();
         let reply = wire::InitOut {
             major: wire::MAJOR,
             minor: wire::MINOR.min(arg.minor),

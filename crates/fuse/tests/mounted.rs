@@ -30,6 +30,32 @@ fn errno(error: &std::io::Error) -> Option<i32> {
     error.raw_os_error()
 }
 
+/// The kernel refuses ring entries that are shorter than its own minimum. It asks for no longer reads than the option
+/// says, although its read-ahead window is longer.
+#[test]
+fn requests_may_be_as_short_as_a_page() {
+    for transport in common::transports() {
+        let mount = TestMount::with(MountOptions {
+            transport,
+            max_request: 1,
+            ..MountOptions::default()
+        });
+        assert_eq!(mount.mounted.as_ref().unwrap().transport(), transport);
+        let page = rustix::param::page_size();
+        let table = fs::read_to_string("/proc/self/mounts").unwrap();
+        let root = format!(" {} ", mount.root().display());
+        let line = table.lines().find(|line| line.contains(&root)).unwrap();
+        assert!(line.contains(&format!(",max_read={page}")), "{line}");
+        let data: Vec<u8> = (0..1_000_000_u32).map(|i| ((i * 7) >> 3) as u8).collect();
+        fs::write(mount.path("f"), &data).unwrap();
+        let file = File::open(mount.path("f")).unwrap();
+        rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
+        assert_eq!(fs::read(mount.path("f")).unwrap(), data);
+        drop(file);
+        mount.end();
+    }
+}
+
 #[test]
 fn files_are_made_written_read_and_moved() {
     each(|mount| {

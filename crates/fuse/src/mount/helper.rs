@@ -71,7 +71,7 @@ pub fn unmount(mountpoint: &Path, how: Unmount) -> Result<(), MountError> {
 /// The options of fusermount3, with commas in values escaped.
 fn fusermount_options(options: &MountOptions) -> String {
     let escape = |text: &str| text.replace('\\', "\\\\").replace(',', "\\,");
-    let mut list = options.access();
+    let mut list = options.for_any_user();
     list.push(format!("fsname={}", escape(&options.source)));
     list.push(format!("subtype={}", escape(&options.subtype)));
     let flags = options.flags.list().into_iter();

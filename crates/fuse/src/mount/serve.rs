@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use steadfs_vfs::{FileSystem, FsError};
 
-use super::{MountHandle, MountOptions, Transport};
+use super::{MountHandle, MountOptions, Transport, page_size};
 use crate::admission::max_in_service;
 use crate::call::SessionConfig;
 use crate::error::MountError;
@@ -169,7 +169,8 @@ pub(super) fn session(fs: Arc<dyn FileSystem>, options: &MountOptions, uring: bo
             negative: options.negative_timeout,
             attr: options.attr_timeout,
         },
-        max_request: options.max_request.clamp(4096, 1 << 20) & !4095,
+        max_request: options.request_bytes(page_size()),
+        page_size: page_size(),
         threads: options.max_threads,
         // The kernel would check their permissions.
         posix_acl: options.posix_acl && options.fakeroot.is_none(),

@@ -14,6 +14,9 @@ use crate::reply::ReplyBuf;
 use crate::request::Op;
 use crate::wire;
 
+/// Longest read that is answered. The kernel asks for at most the size that INIT and the option `max_read` state.
+const READ_BYTES_MAX: usize = 16 << 20;
+
 impl Call<'_> {
     /// Makes a file or the volume durable, and records the time that this took.
     pub(super) fn sync(&self, op: &Op<'_>) -> Outcome {
@@ -30,14 +33,16 @@ impl Call<'_> {
     }
 
     pub(super) fn read(&self, arg: &wire::ReadIn, out: &mut ReplyBuf) -> Outcome {
-        let len = arg.size.min(self.volume.config.max_request) as usize;
+        let len = (arg.size as usize).min(READ_BYTES_MAX);
         // O_DIRECT is not enough: a mapping through such a descriptor reads into the page cache.
         if arg.read_flags & wire::BYPASS_CACHE == 0 {
             self.volume.will_be_cached(self.ino);
         }
         let fs = &self.volume.fs;
         out.data = fs.read(&self.cx, self.ino, arg.offset, len)?;
-        if out.data.len() > len {
+        // Cut by the limit: the kernel would take the short reply for the end of the file.
+        let is_cut = out.data.len() == len && len < arg.size as usize;
+        if out.data.len() > len || is_cut {
             return Err(Errno::IO.into());
         }
         if !is_control_inode(self.ino) {

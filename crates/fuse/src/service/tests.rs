@@ -78,7 +78,7 @@ fn a_mounter_mounts_once() {
         &b"TYPE\0\0\0\0"[..],
         b"NAME/a\0",
         b"MNTP\x40\0\0\0/mnt\0",
-        b"OPTSdefault_permissions,allow_other\0",
+        b"OPTSmax_read=1048576,default_permissions,allow_other\0",
         b"DOIT\0\0\0\0",
     ] {
         assert_eq!(received(&mounter), wanted);
@@ -256,7 +256,7 @@ fn a_server_reaches_the_mounter_through_the_broker_only() {
         &b"TYPE\0\0\0\0"[..],
         b"NAME/a\0",
         b"MNTP\x40\0\0\0/mnt\0",
-        b"OPTSdefault_permissions,allow_other\0",
+        b"OPTSmax_read=1048576,default_permissions,allow_other\0",
         // MS_RDONLY, MS_NOSUID, MS_NODEV.
         b"DOIT\0\0\0\x07",
         b"BYEE\0\0\0\0",

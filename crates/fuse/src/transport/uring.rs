@@ -218,7 +218,7 @@ impl UringPool {
     /// Creates a ring and an entry, and registers the entry with the kernel.
     fn register(&self, queue: u16) -> std::io::Result<(Ring, Entry)> {
         let mut ring = make_ring()?;
-        let mut entry = Entry::new(self.mount_threads.session.volume.config.max_request as usize)?;
+        let mut entry = Entry::new(self.mount_threads.session.volume.config.payload_bytes())?;
         loop {
             entry.submit_register(&mut ring, &self.device, queue)?;
             ring.submit()?;

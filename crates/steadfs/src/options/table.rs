@@ -257,6 +257,7 @@ const ENTRIES: &[Opt] = &[
     Opt::no_effect("user_id", "is the user who mounts").arg("="),
     Opt::no_effect("group_id", "is the group of the user who mounts").arg("="),
     Opt::no_effect("blksize", "is the volume's block size").arg("="),
+    Opt::no_effect("max_read", "is the largest request").arg("="),
     // Refused.
     Opt::refused("allow_root", "use allow_other"),
     Opt::refused("fsname", "the source is always the image or device"),
@@ -297,10 +298,6 @@ const ENTRIES: &[Opt] = &[
     Opt::refused(
         "writeback_cache",
         "writes go to our own cache, which knows their owner",
-    ),
-    Opt::refused(
-        "max_read",
-        "requests have the largest size the kernel allows",
     ),
     Opt::refused("blkdev", "is chosen when root mounts a block device"),
     Opt::refused("subtype", "is the volume's type"),
