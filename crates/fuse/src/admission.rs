@@ -9,12 +9,17 @@
 //! [`NEWCOMER_REQUESTS_MAX`] requests in service. A freed slot goes to the user with the fewest requests in service
 //! (max-min fairness), and among equals in order of arrival.
 //!
+//! A queued request is answered EINTR as soon as its caller is being killed. INTERRUPT comes once, at the first signal of any
+//! kind, and none comes when SIGKILL follows it. So the queue keeps which requests were interrupted; their callers are looked
+//! at again before they are served, and every [`KILL_POLL`] while they wait ([`watch_interrupted`]).
+//!
 //! Cost: while less than half of a class's slots are taken, entering and leaving cost one atomic operation each, and
 //! users are not counted. Slots of [`Class::Bulk`] are always counted by user.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
 
 use steadfs_rt::{Event, Instant, Mutex, Rank, now};
 use zerocopy::FromBytes;
@@ -78,6 +83,9 @@ impl Class {
 
 const CLASSES: usize = 5;
 
+/// How often the callers of interrupted requests in the queue are looked at.
+const KILL_POLL: Duration = Duration::from_millis(100);
+
 /// Slots of one class.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Limits {
@@ -132,7 +140,11 @@ pub enum Verdict {
         not(feature = "io-uring"),
         allow(dead_code, reason = "a queued message gets its slot from the queue")
     )]
-    Admitted(Slot),
+    Admitted {
+        slot: Slot,
+        /// Its caller got a signal meanwhile.
+        interrupted: bool,
+    },
     /// Its caller is being killed, or the connection is gone: it is answered EINTR.
     Interrupted,
 }
@@ -147,6 +159,8 @@ pub struct Queued {
     pub node: u64,
     pub since: Instant,
     pub waiter: Waiter,
+    /// Its caller got a signal.
+    interrupted: bool,
 }
 
 /// What serves a queued request.
@@ -167,6 +181,8 @@ pub struct Admission {
     /// While fewer requests of a class are in service, users are not counted.
     uncounted: [AtomicUsize; CLASSES],
     queued: AtomicUsize,
+    /// Whether a thread is being killed. Never called under the lock: a contained server asks its broker.
+    is_dying: fn(u32) -> bool,
     state: Mutex<AdmissionState>,
 }
 
@@ -176,6 +192,8 @@ struct AdmissionState {
     /// Numbers the queued requests in order of arrival.
     arrivals: u64,
     closed: bool,
+    /// A task polls the callers of interrupted requests.
+    watched: bool,
 }
 
 #[derive(Default)]
@@ -185,19 +203,21 @@ struct UserQueue {
 }
 
 impl Admission {
-    /// Slots for about `threads` requests.
-    pub fn new(threads: usize) -> Self {
+    /// Slots for about `threads` requests. `is_dying`: whether a thread is being killed.
+    pub fn new(threads: usize, is_dying: fn(u32) -> bool) -> Self {
         let limits = Limits::of(threads);
         let state = AdmissionState {
             limits,
             users: Default::default(),
             arrivals: 0,
             closed: false,
+            watched: false,
         };
         Self {
             in_service: Default::default(),
             uncounted: uncounted(&limits).map(AtomicUsize::new),
             queued: AtomicUsize::new(0),
+            is_dying,
             state: Mutex::new(Rank::Leaf, state),
         }
     }
@@ -256,11 +276,17 @@ impl Admission {
     pub fn leave(&self, slot: Slot) {
         let mut slot = slot;
         while let Some((queued, next)) = self.release(slot) {
-            match queued.waiter {
-                Waiter::Thread(thread) => return thread.set(Verdict::Admitted(next)),
-                Waiter::Message(serve) => serve(Verdict::Admitted(next)),
-            }
             slot = next;
+            let interrupted = queued.interrupted;
+            if interrupted && (self.is_dying)(queued.pid) {
+                queued.end();
+                continue;
+            }
+            let admitted = Verdict::Admitted { slot, interrupted };
+            match queued.waiter {
+                Waiter::Thread(thread) => return thread.set(admitted),
+                Waiter::Message(serve) => serve(admitted),
+            }
         }
     }
 
@@ -297,31 +323,64 @@ impl Admission {
         Some((queued, Slot { class, user }))
     }
 
-    /// Ends the wait of a queued request if its caller `is_dying`; returns whether the request is or was queued.
-    pub fn interrupt(&self, unique: u64, is_dying: impl Fn(u32) -> bool) -> bool {
-        let found = {
+    /// Records that the caller of a queued request got a signal, and ends its wait if it is being killed; returns whether the
+    /// request is queued.
+    pub fn interrupt(&self, unique: u64) -> bool {
+        let pid = {
+            let mut state = self.state.lock();
+            let Some(queued) = state.find(unique).and_then(|at| state.queued_mut(at)) else {
+                return false;
+            };
+            queued.interrupted = true;
+            queued.pid
+        };
+        if (self.is_dying)(pid) {
+            self.end_wait(unique);
+        }
+        true
+    }
+
+    /// Ends the wait of a request if it is still queued.
+    fn end_wait(&self, unique: u64) {
+        let removed = {
             let mut state = self.state.lock();
             let Some((class, user, at)) = state.find(unique) else {
-                return false;
+                return;
             };
-            let queue = &mut state.users[class]
-                .get_mut(&user)
-                .map(|user| &mut user.queue);
-            let Some(queue) = queue else {
-                return false;
-            };
-            if !is_dying(queue[at].1.pid) {
-                return true;
-            }
-            let removed = queue.remove(at);
+            let queue = state.users[class].get_mut(&user);
+            let removed = queue.and_then(|user| user.queue.remove(at));
             self.queued.fetch_sub(1, Ordering::AcqRel);
             state.forget_idle(class, user);
             removed
         };
-        if let Some((_, queued)) = found {
+        if let Some((_, queued)) = removed {
             queued.end();
         }
-        true
+    }
+
+    /// Whether interrupted requests are queued that no task watches; one has to from now on.
+    fn begin_watch(&self) -> bool {
+        let mut state = self.state.lock();
+        let begins = !state.watched && state.interrupted().next().is_some();
+        state.watched |= begins;
+        begins
+    }
+
+    /// Ends the waits of interrupted requests whose callers are being killed. Returns whether others are left; if not, the
+    /// watch has ended.
+    fn end_killed(&self) -> bool {
+        let interrupted: Vec<_> = {
+            let mut state = self.state.lock();
+            let interrupted: Vec<_> = state.interrupted().collect();
+            state.watched = !interrupted.is_empty();
+            interrupted
+        };
+        for &(unique, pid) in &interrupted {
+            if (self.is_dying)(pid) {
+                self.end_wait(unique);
+            }
+        }
+        !interrupted.is_empty()
     }
 
     /// The queued requests.
@@ -355,6 +414,23 @@ impl Admission {
     }
 }
 
+/// Starts a task that polls the callers of interrupted requests while there are any in the queue, if there is none.
+pub fn watch_interrupted(admission: &Arc<Admission>) {
+    if !admission.begin_watch() {
+        return;
+    }
+    let watched = Arc::clone(admission);
+    let watch = move || {
+        while watched.end_killed() {
+            steadfs_rt::sleep(KILL_POLL);
+        }
+    };
+    if let Err(error) = steadfs_rt::try_spawn("fuse-killed", watch) {
+        tracing::debug!(%error, "a killed caller waits for its turn in the queue");
+        admission.state.lock().watched = false;
+    }
+}
+
 impl Queued {
     /// A request that arrives now.
     pub fn of(header: &InHeader, waiter: Waiter) -> Self {
@@ -365,6 +441,7 @@ impl Queued {
             node: header.nodeid,
             since: now(),
             waiter,
+            interrupted: false,
         }
     }
 
@@ -417,6 +494,21 @@ impl AdmissionState {
         }
     }
 
+    /// Number and caller of each queued request whose caller got a signal.
+    fn interrupted(&self) -> impl Iterator<Item = (u64, u32)> {
+        let users = self.users.iter().flat_map(BTreeMap::values);
+        let queued = users.flat_map(|user| user.queue.iter().map(|(_, queued)| queued));
+        queued
+            .filter(|queued| queued.interrupted)
+            .map(|queued| (queued.unique, queued.pid))
+    }
+
+    fn queued_mut(&mut self, (class, user, at): (usize, u32, usize)) -> Option<&mut Queued> {
+        let queue = &mut self.users[class].get_mut(&user)?.queue;
+        queue.get_mut(at).map(|(_, queued)| queued)
+    }
+
+    /// Class, user and place in the queue of a request.
     fn find(&self, unique: u64) -> Option<(usize, u32, usize)> {
         self.users.iter().enumerate().find_map(|(class, users)| {
             users.iter().find_map(|(&number, user)| {

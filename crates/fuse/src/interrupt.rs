@@ -7,15 +7,17 @@
 //! any signal: its caller expects short counts.
 //!
 //! A service thread records the request that it serves in a [`ServedRequest`], at the cost of two stores; INTERRUPT
-//! searches all of them. INTERRUPT may overtake its request: the last [`EARLY_INTERRUPTS_MAX`] numbers that were not
-//! found are remembered.
+//! searches all of them. INTERRUPT may overtake its request, or come between the queue and the thread: the last
+//! [`EARLY_INTERRUPTS_MAX`] numbers that were not found are remembered for [`EARLY_INTERRUPT_AGE_MAX`]. Those of requests
+//! that were answered meanwhile are never found; while there are none, a request costs one more load.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use steadfs_rt::waits::TaskWaits;
-use steadfs_rt::{Mutex, Rank};
+use steadfs_rt::{Instant, Mutex, Rank, now};
 use steadfs_vfs::CallerState;
 
 use crate::host::{self, Answer, Question};
@@ -24,6 +26,8 @@ use crate::wire::InHeader;
 
 /// Largest number of interrupted requests that are remembered before they arrive.
 const EARLY_INTERRUPTS_MAX: usize = 256;
+/// How long. A thread that has read a request serves or queues it at once, if it has a CPU.
+const EARLY_INTERRUPT_AGE_MAX: Duration = Duration::from_secs(10);
 
 /// The request that a service thread serves now. The kernel uses no request number 0.
 #[derive(Debug, Default)]
@@ -37,6 +41,11 @@ pub(crate) struct ServedRequest {
 }
 
 impl ServedRequest {
+    /// Records that the caller of this request, which is served now or next, got a signal.
+    pub fn interrupt(&self, unique: u64) {
+        self.interrupted.store(unique, Ordering::Release);
+    }
+
     /// Whether the caller got a signal.
     pub fn is_interrupted(&self) -> bool {
         let unique = self.unique.load(Ordering::Acquire);
@@ -70,6 +79,8 @@ impl CallerState for ServedRequest {
 /// The requests that the service threads of a mount serve now.
 pub(crate) struct Interrupts {
     state: Mutex<InterruptState>,
+    /// Number of remembered interrupts.
+    early: AtomicUsize,
 }
 
 struct ServiceThread {
@@ -80,13 +91,34 @@ struct ServiceThread {
 #[derive(Default)]
 struct InterruptState {
     threads: Vec<ServiceThread>,
-    early_interrupts: VecDeque<u64>,
+    early_interrupts: VecDeque<(u64, Instant)>,
+}
+
+impl InterruptState {
+    /// Forgets a remembered interrupt; returns whether there is one.
+    fn take_early(&mut self, unique: u64) -> bool {
+        let is_old = |(_, since): &(u64, Instant)| since.elapsed() > EARLY_INTERRUPT_AGE_MAX;
+        while self.early_interrupts.front().is_some_and(is_old) {
+            self.early_interrupts.pop_front();
+        }
+        let mut early = self.early_interrupts.iter();
+        let at = early.position(|&(one, _)| one == unique);
+        at.and_then(|at| self.early_interrupts.remove(at)).is_some()
+    }
+
+    fn put_early(&mut self, unique: u64) {
+        if self.early_interrupts.len() == EARLY_INTERRUPTS_MAX {
+            self.early_interrupts.pop_front();
+        }
+        self.early_interrupts.push_back((unique, now()));
+    }
 }
 
 impl Interrupts {
     pub fn new() -> Self {
         Self {
             state: Mutex::new(Rank::Leaf, InterruptState::default()),
+            early: AtomicUsize::new(0),
         }
     }
 
@@ -105,22 +137,19 @@ impl Interrupts {
         served
     }
 
-    /// Records that the thread now serves this request. `long`: searches the remembered interrupts, too.
-    pub fn begin(&self, served: &ServedRequest, header: &InHeader, long: bool) {
+    /// Records that the thread now serves this request.
+    pub fn begin(&self, served: &ServedRequest, header: &InHeader) {
         served.pid.store(header.pid.into(), Ordering::Relaxed);
         served.node.store(header.nodeid, Ordering::Relaxed);
         served.opcode.store(header.opcode, Ordering::Release);
         served.unique.store(header.unique, Ordering::SeqCst);
-        if long {
+        if self.early.load(Ordering::SeqCst) > 0 {
             let mut state = self.state.lock();
-            if let Some(at) = state
-                .early_interrupts
-                .iter()
-                .position(|&one| one == header.unique)
-            {
-                state.early_interrupts.remove(at);
-                served.interrupted.store(header.unique, Ordering::Release);
+            if state.take_early(header.unique) {
+                served.interrupt(header.unique);
             }
+            self.early
+                .store(state.early_interrupts.len(), Ordering::SeqCst);
         }
     }
 
@@ -161,17 +190,16 @@ impl Interrupts {
             return;
         }
         let mut state = self.state.lock();
+        // Before the threads are searched: one that begins the request later sees it, and waits for the lock.
+        self.early.fetch_add(1, Ordering::SeqCst);
         let serves =
             |thread: &&ServiceThread| thread.served.unique.load(Ordering::SeqCst) == unique;
         match state.threads.iter().find(serves) {
-            Some(thread) => thread.served.interrupted.store(unique, Ordering::Release),
-            None => {
-                if state.early_interrupts.len() == EARLY_INTERRUPTS_MAX {
-                    state.early_interrupts.pop_front();
-                }
-                state.early_interrupts.push_back(unique);
-            }
+            Some(thread) => thread.served.interrupt(unique),
+            None => state.put_early(unique),
         }
+        self.early
+            .store(state.early_interrupts.len(), Ordering::SeqCst);
     }
 }
 
@@ -196,18 +224,23 @@ mod tests {
     fn an_interrupted_request_is_found_and_the_next_one_is_not() {
         let interrupts = Interrupts::new();
         let (one, other) = (interrupts.register_thread(), interrupts.register_thread());
-        interrupts.begin(&one, &header(2), false);
-        interrupts.begin(&other, &header(4), false);
+        interrupts.begin(&one, &header(2));
+        interrupts.begin(&other, &header(4));
         interrupts.interrupt(4, || false);
         assert_eq!(
             (one.is_interrupted(), other.is_interrupted()),
             (false, true)
         );
         assert!(!other.is_killed(), "this process lives");
-        interrupts.begin(&other, &header(6), false);
+        interrupts.begin(&other, &header(6));
         assert!(!other.is_interrupted());
-        interrupts.interrupt(6, || true);
-        assert!(!other.is_interrupted(), "the queue answers it");
+        interrupts.interrupt(8, || true);
+        interrupts.begin(&other, &header(8));
+        assert!(!other.is_interrupted(), "the queue has recorded it");
+        other.interrupt(10);
+        assert!(!other.is_interrupted(), "the next request");
+        interrupts.begin(&other, &header(10));
+        assert!(other.is_interrupted());
     }
 
     #[test]
@@ -217,9 +250,9 @@ mod tests {
         for unique in 0..10_000 {
             interrupts.interrupt(100 + 2 * unique, || false);
         }
-        interrupts.begin(&served, &header(100 + 2 * 9_999), true);
+        interrupts.begin(&served, &header(100 + 2 * 9_999));
         assert!(served.is_interrupted());
-        interrupts.begin(&served, &header(100), true);
+        interrupts.begin(&served, &header(100));
         assert!(!served.is_interrupted(), "the oldest numbers are forgotten");
         assert!(interrupts.state.lock().early_interrupts.len() < EARLY_INTERRUPTS_MAX);
     }

@@ -19,7 +19,7 @@ use steadfs_rt::Event;
 use steadfs_vfs::{FileSystem, FsError, LookupCounts, is_control_inode};
 
 use crate::MountError;
-use crate::admission::{Admission, Class};
+use crate::admission::{Admission, Class, watch_interrupted};
 pub use crate::call::SessionConfig;
 use crate::call::Volume;
 use crate::host;
@@ -75,7 +75,7 @@ impl Drop for Inside<'_> {
 impl Session {
     /// A session before INIT.
     pub fn new(fs: Arc<dyn FileSystem>, config: SessionConfig) -> Self {
-        let admission = Arc::new(Admission::new(config.threads));
+        let admission = Arc::new(Admission::new(config.threads, is_dying));
         let interrupts = Arc::new(Interrupts::new());
         config.stats.set_sources(WaitSources {
             admission: Arc::clone(&admission),
@@ -136,8 +136,7 @@ impl Session {
         out.clear();
         let opcode = raw.header.opcode;
         self.stats().count(opcode);
-        self.interrupts
-            .begin(&out.served, &raw.header, wire::is_interruptible(opcode));
+        self.interrupts.begin(&out.served, &raw.header);
         let answer = match Request::decode(raw) {
             Ok(request) => self.answer(&request, out),
             Err(DecodeError::Unknown(_)) => Answer::Error(Errno::NOSYS),
@@ -165,7 +164,8 @@ impl Session {
             }
             Op::Interrupt { unique } => {
                 self.interrupts
-                    .interrupt(unique, || self.admission.interrupt(unique, is_dying));
+                    .interrupt(unique, || self.admission.interrupt(unique));
+                watch_interrupted(&self.admission);
                 Answer::Silent
             }
             // Opens and closes need no messages: files have no state between open and close, the page cache stays

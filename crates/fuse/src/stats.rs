@@ -228,7 +228,7 @@ mod tests {
         assert_eq!(stats.waiting(false), "");
         for _ in 0..2 {
             stats.set_sources(WaitSources {
-                admission: Arc::new(crate::admission::Admission::new(4)),
+                admission: Arc::new(crate::admission::Admission::new(4, |_| false)),
                 interrupts: Arc::new(crate::interrupt::Interrupts::new()),
                 ids: crate::reply::NodeIds::new(steadfs_base::InodeNo(2)),
             });

@@ -293,14 +293,6 @@ pub const fn is_forget(op: u32) -> bool {
     matches!(op, opcode::FORGET | opcode::BATCH_FORGET)
 }
 
-/// Whether an operation checks for an interrupt while it runs.
-pub const fn is_interruptible(op: u32) -> bool {
-    matches!(
-        op,
-        opcode::COPY_FILE_RANGE | opcode::COPY_FILE_RANGE_64 | opcode::FALLOCATE | opcode::IOCTL
-    )
-}
-
 /// One more than the largest operation number that is served.
 pub const OPCODES: usize = 54;
 

@@ -4,8 +4,8 @@
 mod common;
 
 use std::fs::{self, File};
-use std::io::ErrorKind;
-use std::process::{Child, Command};
+use std::io::{ErrorKind, Read};
+use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -129,12 +129,13 @@ fn a_look_up_is_served_while_300_writes_wait() {
     }
 }
 
-fn ends(child: &mut Child) {
+/// Whether a killed caller ends before [`WAIT_MAX`].
+fn ends(child: &mut Child) -> bool {
     let begin = now();
-    while child.try_wait().unwrap().is_none() {
-        assert!(begin.elapsed() < WAIT_MAX, "a killed caller waits");
+    while child.try_wait().unwrap().is_none() && begin.elapsed() < WAIT_MAX {
         steadfs_rt::sleep(Duration::from_millis(2));
     }
+    child.try_wait().unwrap().is_some()
 }
 
 #[test]
@@ -157,16 +158,58 @@ fn a_killed_caller_does_not_wait_for_a_slot() {
         });
         steadfs_rt::sleep(Duration::from_millis(50));
         child.kill().unwrap();
-        ends(&mut child);
-        assert_eq!(
-            mount.count("FSYNC"),
-            before,
-            "the killed fsync was not served"
-        );
+        let ended = (ends(&mut child), mount.count("FSYNC"));
         mount.mem().blocked_fsyncs.store(0, Ordering::SeqCst);
         for one in waiting_calls {
             one.join();
         }
+        assert_eq!(ended, (true, before), "the killed fsync was not served");
+        mount.end();
+    }
+}
+
+/// The kernel sends one INTERRUPT for a request, at the first signal.
+#[test]
+fn a_caller_that_is_killed_after_a_signal_with_a_handler_does_not_wait_for_a_slot() {
+    for transport in common::transports() {
+        let mount = TestMount::new(transport);
+        fs::write(mount.path("f"), "x").unwrap();
+        mount.mem().blocked_fsyncs.store(1, Ordering::SeqCst);
+        let waiting_calls = waiting_calls(&mount, |file| file.sync_all().unwrap());
+        until("many fsyncs wait", || {
+            mount.mem().fsyncs.load(Ordering::SeqCst) >= 32
+        });
+        steadfs_rt::sleep(Duration::from_millis(100));
+        let script = "trap : USR1; echo ready; echo more >> \"$0\"";
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .arg(mount.path("f"))
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
+        let mut ready = [0; 6];
+        child
+            .stdout
+            .as_mut()
+            .unwrap()
+            .read_exact(&mut ready)
+            .unwrap();
+        let stat = format!("/proc/{}/stat", child.id());
+        let is_in = |state: &str| fs::read_to_string(&stat).unwrap().contains(state);
+        until("it waits for its write", || is_in(") S "));
+        steadfs_rt::sleep(Duration::from_millis(50));
+        let pid = rustix::process::Pid::from_child(&child);
+        rustix::process::kill_process(pid, rustix::process::Signal::USR1).unwrap();
+        until("only SIGKILL interrupts it", || is_in(") D "));
+        steadfs_rt::sleep(Duration::from_millis(50));
+        child.kill().unwrap();
+        let ended = ends(&mut child);
+        mount.mem().blocked_fsyncs.store(0, Ordering::SeqCst);
+        for one in waiting_calls {
+            one.join();
+        }
+        assert!(ended, "a killed caller waits");
+        assert_eq!(mount.mem().content(&mount.path("f")), b"x");
         mount.end();
     }
 }

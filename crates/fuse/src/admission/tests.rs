@@ -11,6 +11,11 @@ const ALL: [Class; CLASSES] = [
     Class::Control,
 ];
 
+/// No caller is killed.
+fn admission(threads: usize) -> Admission {
+    Admission::new(threads, |_| false)
+}
+
 /// A request that waits in a thread of its own.
 struct Wait(Arc<Event<Verdict>>);
 
@@ -41,7 +46,7 @@ fn crowd(admission: &Admission, class: Class, user: u32) -> (Vec<Slot>, Vec<Wait
 
 #[test]
 fn long_requests_of_one_user_leave_slots_for_short_requests_and_other_users() {
-    let admission = Admission::new(THREADS);
+    let admission = admission(THREADS);
     let (bulk, _) = crowd(&admission, Class::Bulk, 1000);
     let (io, _) = crowd(&admission, Class::Io, 1000);
     let (short, _) = crowd(&admission, Class::Short, 1000);
@@ -54,7 +59,7 @@ fn long_requests_of_one_user_leave_slots_for_short_requests_and_other_users() {
 /// Whatever waits, its user can read what it waits for.
 #[test]
 fn control_files_have_a_class_of_their_own() {
-    let admission = Admission::new(THREADS);
+    let admission = admission(THREADS);
     for class in [Class::Short, Class::Change, Class::Io, Class::Bulk] {
         let (slots, waits) = crowd(&admission, class, 1000);
         assert!(!slots.is_empty() && !waits.is_empty());
@@ -90,7 +95,7 @@ fn control_files_have_a_class_of_their_own() {
 #[test]
 fn every_class_of_every_user_fits_the_threads_there_are() {
     for threads in 1..300 {
-        let admission = Admission::new(threads);
+        let admission = admission(threads);
         let mut in_service = 0;
         for class in ALL {
             for user in 0..300 {
@@ -100,7 +105,7 @@ fn every_class_of_every_user_fits_the_threads_there_are() {
         assert_eq!(in_service, max_in_service(threads));
         admission.shrink(3);
     }
-    let admission = Admission::new(THREADS);
+    let admission = admission(THREADS);
     admission.shrink(20);
     let served: usize = ALL
         .map(|class| crowd(&admission, class, 1).0.len())
@@ -111,7 +116,7 @@ fn every_class_of_every_user_fits_the_threads_there_are() {
 
 #[test]
 fn a_free_slot_goes_to_the_user_with_fewest_in_service() {
-    let admission = Admission::new(THREADS);
+    let admission = admission(THREADS);
     let (mut slots, waits) = crowd(&admission, Class::Io, 1000);
     let mut few: Vec<_> = (0..40)
         .map(|n| enter(&admission, Class::Io, 1001, n))
@@ -122,7 +127,7 @@ fn a_free_slot_goes_to_the_user_with_fewest_in_service() {
     for _ in 0..=few.len() {
         admission.leave(slots.pop().unwrap());
     }
-    let served = |wait: &Wait| matches!(wait.0.get(), Some(Verdict::Admitted(_)));
+    let served = |wait: &Wait| matches!(wait.0.get(), Some(Verdict::Admitted { .. }));
     let of_others = waiting.iter().flat_map(|entered| entered.as_ref().err());
     assert_eq!(of_others.filter(|wait| served(wait)).count(), 1);
     assert_eq!(waits.iter().filter(|wait| served(wait)).count(), 0);
@@ -130,28 +135,60 @@ fn a_free_slot_goes_to_the_user_with_fewest_in_service() {
 
 #[test]
 fn a_queued_request_whose_caller_is_killed_is_answered() {
-    let admission = Admission::new(THREADS);
+    let admission = Admission::new(THREADS, |pid| pid == 7);
     let (slots, waits) = crowd(&admission, Class::Bulk, 7);
     let first = u64::try_from(slots.len()).unwrap();
-    assert!(!admission.interrupt(5000, |_| true), "not queued");
-    assert!(admission.interrupt(first, |_| false));
-    assert!(waits[0].0.get().is_none());
-    assert!(admission.interrupt(first, |pid| pid == 7));
+    assert!(!admission.interrupt(5000), "not queued");
+    assert!(admission.interrupt(first));
     assert!(matches!(waits[0].0.get(), Some(Verdict::Interrupted)));
     admission.close();
     let ended = |wait: &Wait| matches!(wait.0.get(), Some(Verdict::Interrupted));
     assert!(waits.iter().all(ended));
 }
 
+/// The kernel sends no INTERRUPT for SIGKILL if another signal came before.
+#[test]
+fn a_caller_that_is_killed_after_another_signal_does_not_wait() {
+    static KILLED: AtomicUsize = AtomicUsize::new(0);
+    let admission = Admission::new(THREADS, |pid| pid == 7 && KILLED.load(Ordering::SeqCst) > 0);
+    let (mut slots, waits) = crowd(&admission, Class::Bulk, 7);
+    let first = u64::try_from(slots.len()).unwrap();
+    for unique in [first, first + 2] {
+        assert!(admission.interrupt(unique));
+    }
+    assert!(admission.begin_watch() && !admission.begin_watch());
+    assert!(admission.end_killed());
+    assert!(waits.iter().all(|wait| wait.0.get().is_none()));
+    // The first two get a slot before the kill.
+    for interrupted in [true, false] {
+        admission.leave(slots.pop().unwrap());
+        let at = usize::from(!interrupted);
+        let verdict = waits[at].0.get();
+        let is_admitted =
+            |v| matches!(v, Verdict::Admitted { interrupted: was, .. } if was == interrupted);
+        assert!(verdict.is_some_and(is_admitted), "{verdict:?}");
+    }
+    KILLED.store(1, Ordering::SeqCst);
+    assert!(admission.end_killed() && !admission.end_killed());
+    assert!(matches!(waits[2].0.get(), Some(Verdict::Interrupted)));
+    // Without a watch the next free slot ends the wait, and the request behind it gets the slot.
+    KILLED.store(0, Ordering::SeqCst);
+    assert!(admission.interrupt(first + 3) && admission.begin_watch());
+    KILLED.store(1, Ordering::SeqCst);
+    admission.leave(slots.pop().unwrap());
+    assert!(matches!(waits[3].0.get(), Some(Verdict::Interrupted)));
+    assert!(matches!(waits[4].0.get(), Some(Verdict::Admitted { .. })));
+}
+
 #[test]
 fn every_queued_request_is_served() {
     let mut random = Random::new(7);
-    let admission = Admission::new(16);
+    let admission = admission(16);
     let mut here: Vec<Slot> = Vec::new();
     let mut waits: Vec<Wait> = Vec::new();
     let collect = |waits: &mut Vec<Wait>, here: &mut Vec<Slot>| {
         waits.retain(|wait| match wait.0.get() {
-            Some(Verdict::Admitted(slot)) => {
+            Some(Verdict::Admitted { slot, .. }) => {
                 here.push(slot);
                 false
             }
@@ -185,13 +222,13 @@ fn every_queued_request_is_served() {
 
 #[test]
 fn nothing_is_kept_of_a_user_whose_queued_requests_were_interrupted() {
-    let admission = Admission::new(THREADS);
+    let admission = Admission::new(THREADS, |_| true);
     let (_slots, _waits) = crowd(&admission, Class::Io, 0);
     let mut interrupted = 0;
     for user in 1..1000 {
         let unique = 10_000 + u64::from(user);
         if enter(&admission, Class::Io, user, unique).is_err() {
-            assert!(admission.interrupt(unique, |_| true));
+            assert!(admission.interrupt(unique));
             interrupted += 1;
         }
     }

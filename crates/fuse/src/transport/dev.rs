@@ -233,7 +233,12 @@ impl DevPool {
         // Allocated anew: this is rare and cheap beside the wait.
         let mut out = self.mount_threads.session.reply_buf();
         match verdict {
-            Verdict::Admitted(_) => self.serve_message(device, message, &mut out),
+            Verdict::Admitted { interrupted, .. } => {
+                if interrupted && let Ok(raw) = RawRequest::from_message(message) {
+                    out.served.interrupt(raw.header.unique);
+                }
+                self.serve_message(device, message, &mut out);
+            }
             Verdict::Interrupted => {
                 if let Ok(raw) = RawRequest::from_message(message)
                     && !wire::is_forget(raw.header.opcode)

@@ -302,7 +302,12 @@ impl UringPool {
                     self.bound_memory(entry);
                 }
                 match event.wait() {
-                    Verdict::Admitted(slot) => slot,
+                    Verdict::Admitted { slot, interrupted } => {
+                        if interrupted {
+                            out.served.interrupt(header.unique);
+                        }
+                        slot
+                    }
                     Verdict::Interrupted => {
                         out.clear();
                         return entry.reply(out, -Errno::INTR.raw_os_error());
