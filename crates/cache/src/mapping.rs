@@ -437,12 +437,17 @@ impl Mapping {
         });
         inner.in_flight -= ended;
         inner.dirty += dirtied;
+        self.write_done.notify_all();
+        self.cleaned(inner, cleaned);
+        reserved
+    }
+
+    /// Records that this number of blocks became clean. Without any other, a later error is a new one.
+    fn cleaned(&self, inner: &mut Inner, blocks: u64) {
         let left = inner.dirty + inner.in_flight;
         inner.error_reported &= left > 0;
-        self.write_done.notify_all();
         self.writeback
-            .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
-        reserved
+            .cleaned(&self.file, blocks << self.block_size.bits(), left == 0);
     }
 
     /// Boosts every queued write of `range` to `tag`, the tag of a task that now waits for it.
@@ -500,9 +505,7 @@ impl Mapping {
         });
         inner.dirty -= cleaned;
         if cleaned > 0 {
-            let left = inner.dirty + inner.in_flight;
-            self.writeback
-                .cleaned(&self.file, cleaned << self.block_size.bits(), left == 0);
+            self.cleaned(inner, cleaned);
         }
         Some(released)
     }

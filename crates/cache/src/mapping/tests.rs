@@ -158,6 +158,24 @@ fn a_reported_error_is_reported_again_only_after_all_was_written() {
     assert_eq!(map.take_error(), None);
 }
 
+/// The block whose error was reported was truncated away, so the next error is a new one.
+#[test]
+fn an_error_after_a_truncate_is_reported() {
+    let (_, map) = mapping();
+    let fail = || {
+        map.write(0, &[1; BS], IoTag::default(), always, zero_fill);
+        map.collect(0..9, 9);
+        map.complete(0..1, Err(&failure()), true);
+    };
+    fail();
+    assert_eq!(map.take_error(), Some(failure()));
+    assert_eq!(map.discard(0..u64::MAX), 1);
+    fail();
+    map.collect(0..9, 9);
+    map.complete(0..1, Ok(()), true);
+    assert_eq!(map.take_error(), Some(failure()));
+}
+
 #[test]
 fn redirtied_blocks_are_dirty_without_an_error() {
     let (writeback, map) = mapping();
