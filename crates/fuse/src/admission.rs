@@ -183,6 +183,8 @@ pub struct Admission {
     queued: AtomicUsize,
     /// Whether a thread is being killed. Never called under the lock: a contained server asks its broker.
     is_dying: fn(u32) -> bool,
+    /// The slots if no thread is refused.
+    all_slots: [Limits; CLASSES],
     state: Mutex<AdmissionState>,
 }
 
@@ -218,6 +220,7 @@ impl Admission {
             uncounted: uncounted(&limits).map(AtomicUsize::new),
             queued: AtomicUsize::new(0),
             is_dying,
+            all_slots: limits,
             state: Mutex::new(Rank::Leaf, state),
         }
     }
@@ -231,10 +234,19 @@ impl Admission {
         let limits = Limits::of(slots);
         let mut state = self.state.lock();
         if limits[Class::Io as usize].all < state.limits[Class::Io as usize].all {
-            state.limits = limits;
-            for (bound, new) in self.uncounted.iter().zip(uncounted(&limits)) {
-                bound.store(new, Ordering::Relaxed);
-            }
+            self.set_limits(&mut state, limits);
+        }
+    }
+
+    /// Ends what [`Admission::shrink`] began: threads can be created again.
+    pub fn restore(&self) {
+        self.set_limits(&mut self.state.lock(), self.all_slots);
+    }
+
+    fn set_limits(&self, state: &mut AdmissionState, limits: [Limits; CLASSES]) {
+        state.limits = limits;
+        for (bound, new) in self.uncounted.iter().zip(uncounted(&limits)) {
+            bound.store(new, Ordering::Relaxed);
         }
     }
 

@@ -112,6 +112,9 @@ fn every_class_of_every_user_fits_the_threads_there_are() {
         .iter()
         .sum();
     assert!((CLASSES..20).contains(&served), "{served}");
+    admission.restore();
+    let limits = admission.state.lock().limits;
+    assert_eq!(limits, Limits::of(THREADS));
 }
 
 #[test]

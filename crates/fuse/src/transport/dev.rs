@@ -7,18 +7,22 @@
 //! A request that finds no slot ([`Admission`](crate::admission::Admission)) is queued with its message, and the thread
 //! reads the next one. Problem: a message holds up to 1 MiB. Rule: above [`QUEUED_BYTES_MAX`] of queued messages, a
 //! buffered write is cut to its first [`SHORT_WRITE_BYTES`]; its caller continues after the short count.
+//!
+//! Where a thread is refused, the pool has as many slots as it has threads for; each second it tries again, and the first
+//! thread that is created gives back all slots. Requests of rings have threads of their own, whatever happens here.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use rustix::io::Errno;
-use steadfs_rt::{Mutex, Rank};
+use steadfs_rt::{Mutex, Rank, now};
 use steadfs_vfs::Segment;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::admission::{Queued, Slot, Verdict, Waiter};
+use crate::admission::{Admission, Queued, Slot, Verdict, Waiter};
 use crate::reply::Answer;
 use crate::reply::ReplyBuf;
 use crate::request::RawRequest;
@@ -32,6 +36,8 @@ const HEADER_BYTES: usize = 4096;
 const IOVECS_MAX: usize = 1000;
 /// Bytes of queued messages above which writes are cut.
 const QUEUED_BYTES_MAX: usize = 32 << 20;
+/// How long after a refused thread the pool tries to create another.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 static ZEROS: [u8; 65536] = [0; 65536];
 
 /// Threads that read the device.
@@ -40,16 +46,68 @@ pub struct DevPool {
     device: Arc<OwnedFd>,
     /// Descriptors of threads that have exited.
     spare_devices: Mutex<Vec<Arc<OwnedFd>>>,
-    /// Threads that exist.
-    threads: AtomicUsize,
-    /// Threads that wait for a request.
-    idle: AtomicUsize,
+    threads: PoolThreads,
     /// Threads at the start. One exits after a request if more than these and two are idle.
     readers: usize,
-    /// Largest number of threads.
-    threads_max: usize,
     /// Bytes of queued messages.
     queued_bytes: AtomicUsize,
+}
+
+/// Counts the threads of a pool.
+struct PoolThreads {
+    existing: AtomicUsize,
+    /// Those that wait for a request.
+    idle: AtomicUsize,
+    /// Largest number.
+    max: usize,
+    /// When another attempt is due after a thread was refused, in nanoseconds; 0: none was.
+    retry_at: AtomicU64,
+}
+
+impl PoolThreads {
+    fn new(max: usize) -> Self {
+        Self {
+            existing: AtomicUsize::new(0),
+            idle: AtomicUsize::new(0),
+            max,
+            retry_at: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts and starts another thread if fewer than `max` exist. If it is refused, the others continue. `admission`: the
+    /// slots that follow the number of threads.
+    fn grow(&self, admission: Option<&Admission>, start: impl FnOnce() -> std::io::Result<()>) {
+        let more = |n| (n < self.max).then_some(n + 1);
+        let order = Ordering::Relaxed;
+        if self.existing.fetch_update(order, order, more).is_err() {
+            return;
+        }
+        self.idle.fetch_add(1, order);
+        let refused = start().inspect_err(|error| {
+            tracing::debug!(%error, "cannot create another service thread");
+            self.idle.fetch_sub(1, order);
+        });
+        match (refused, admission) {
+            (Ok(()), Some(admission)) if self.retry_at.swap(0, order) > 0 => admission.restore(),
+            (Ok(()), _) => {}
+            (Err(_), admission) => {
+                let threads = self.existing.fetch_sub(1, order) - 1;
+                if let Some(admission) = admission {
+                    // One thread has to stay free to read.
+                    admission.shrink(threads);
+                    let retry_at = now() + REFUSED_PAUSE;
+                    self.retry_at.store(retry_at.0, order);
+                }
+            }
+        }
+    }
+
+    /// Counts a thread as busy. Returns whether the pool has to grow.
+    fn begin(&self) -> bool {
+        let was_last = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
+        let retry_at = self.retry_at.load(Ordering::Relaxed);
+        was_last || retry_at > 0 && now().0 >= retry_at
+    }
 }
 
 impl DevPool {
@@ -72,10 +130,8 @@ impl DevPool {
             mount_threads: mount_threads.clone(),
             device,
             spare_devices: Mutex::new(Rank::Leaf, Vec::new()),
-            threads: AtomicUsize::new(0),
-            idle: AtomicUsize::new(0),
+            threads: PoolThreads::new(threads_max),
             readers: threads,
-            threads_max,
             queued_bytes: AtomicUsize::new(0),
         });
         pool.start_readers()?;
@@ -87,8 +143,8 @@ impl DevPool {
     /// # Errors
     /// If not even one thread can be created.
     pub fn start_readers(self: &Arc<Self>) -> std::io::Result<()> {
-        self.threads.store(1, Ordering::Relaxed);
-        self.idle.store(1, Ordering::Relaxed);
+        self.threads.existing.store(1, Ordering::Relaxed);
+        self.threads.idle.store(1, Ordering::Relaxed);
         self.add()?;
         for _ in 1..self.readers {
             self.grow();
@@ -102,24 +158,11 @@ impl DevPool {
         self.mount_threads.start("fuse-dev", move || pool.run())
     }
 
-    /// Starts another reader if fewer than `threads_max` exist. If the thread cannot be created, the others continue.
+    /// Starts another reader if the pool has not all that it may have.
     fn grow(self: &Arc<Self>) {
-        let more = |n| (n < self.threads_max).then_some(n + 1);
-        if self
-            .threads
-            .fetch_update(Ordering::Relaxed, Ordering::Relaxed, more)
-            .is_err()
-        {
-            return;
-        }
-        self.idle.fetch_add(1, Ordering::Relaxed);
-        if let Err(error) = self.add() {
-            tracing::debug!(%error, "cannot create another service thread");
-            let threads = self.threads.fetch_sub(1, Ordering::Relaxed) - 1;
-            self.idle.fetch_sub(1, Ordering::Relaxed);
-            // One thread has to stay free to read.
-            self.mount_threads.session.admission.shrink(threads);
-        }
+        let session = &self.mount_threads.session;
+        let slots = (!session.uses_uring()).then_some(&*session.admission);
+        self.threads.grow(slots, || self.add());
     }
 
     /// The loop of a reader.
@@ -150,19 +193,19 @@ impl DevPool {
                 None => continue,
             };
             // Any request may wait: even FORGET, when it frees a large file.
-            if self.idle.fetch_sub(1, Ordering::Relaxed) == 1 {
+            if self.threads.begin() {
                 self.grow();
             }
             self.serve_message(&device, &message[..len], &mut out);
             if let Some(slot) = slot {
                 self.mount_threads.session.admission.leave(slot);
             }
-            if self.idle.fetch_add(1, Ordering::Relaxed) >= self.readers + 2 {
+            if self.threads.idle.fetch_add(1, Ordering::Relaxed) >= self.readers + 2 {
                 break;
             }
         }
-        self.idle.fetch_sub(1, Ordering::Relaxed);
-        self.threads.fetch_sub(1, Ordering::Relaxed);
+        self.threads.idle.fetch_sub(1, Ordering::Relaxed);
+        self.threads.existing.fetch_sub(1, Ordering::Relaxed);
         if !Arc::ptr_eq(&device, &self.device) {
             self.spare_devices.lock().push(device);
         }
@@ -342,4 +385,49 @@ fn send(device: &OwnedFd, unique: u64, error: i32, out: &ReplyBuf) -> Result<(),
         }
     }
     rustix::io::writev(device, &pieces).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::admission::Class;
+
+    /// Requests of one user that get a slot.
+    fn admitted(admission: &Admission) -> usize {
+        let header = InHeader::default();
+        let queued = || Queued::of(&header, Waiter::Message(Box::new(|_| {})));
+        let enter = || admission.enter(Class::Io, 1, queued);
+        let slots: Vec<_> = std::iter::from_fn(enter).collect();
+        admission.close();
+        slots.len()
+    }
+
+    #[test]
+    fn a_thread_that_was_refused_once_costs_no_slots_for_good() {
+        let refused = || Err(std::io::ErrorKind::WouldBlock.into());
+        let pool = |follows: bool, succeeds: bool| {
+            let (threads, admission) = (PoolThreads::new(200), Admission::new(128, |_| false));
+            let slots = follows.then_some(&admission);
+            threads.grow(slots, || Ok(()));
+            assert!(threads.begin(), "the last one is busy");
+            threads.idle.fetch_add(9, Ordering::Relaxed);
+            assert!(!threads.begin());
+            threads.grow(slots, refused);
+            assert!(!threads.begin(), "too early for another attempt");
+            let due = threads.retry_at.load(Ordering::Relaxed);
+            assert_eq!(due > 0, follows);
+            if succeeds {
+                threads.grow(slots, || Ok(()));
+                assert_eq!(threads.retry_at.load(Ordering::Relaxed), 0);
+            } else if follows {
+                threads.retry_at.store(1, Ordering::Relaxed);
+                assert!(threads.begin(), "another attempt is due");
+            }
+            admitted(&admission)
+        };
+        assert_eq!(pool(true, false), 2);
+        assert_eq!(pool(true, true), 64);
+        // Requests come through rings.
+        assert_eq!(pool(false, false), 64);
+    }
 }
