@@ -11,7 +11,8 @@
 //! A request that finds no free entry stays in the kernel until another request of its queue is replied to, even if an
 //! entry is registered in the meantime (observed on 6.18). So a queue gets more entries while some are still free:
 //! requests that wait for a slot ([`Admission`](crate::admission::Admission)) or for the device keep theirs. The limits
-//! are [`QUEUE_ENTRIES_MAX`] and [`ENTRIES_MAX`].
+//! are [`QUEUE_ENTRIES_MAX`] and [`ENTRIES_MAX`]. Only threads that have an entry, or are about to, count; where one is
+//! refused, the queue tries again each second.
 //!
 //! FORGET and INTERRUPT still come through `/dev/fuse`, and so does everything if registration fails.
 
@@ -20,12 +21,12 @@ mod ring;
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use rustix::io::Errno;
 use steadfs_rt::cpu::{PinnedThread, ServiceThreads};
-use steadfs_rt::{Condvar, Event, Mutex, Rank, check_thread_limit};
+use steadfs_rt::{Condvar, Event, Mutex, Rank, check_thread_limit, now};
 
 use crate::admission::{Queued, Verdict, Waiter};
 use crate::error::MountError;
@@ -34,7 +35,7 @@ use crate::transport::MountThreads;
 use crate::wire;
 
 use entry::{Entry, SMALL_PAYLOAD_BYTES};
-use ring::{Ring, entries_max, make_ring};
+use ring::{QUEUE_RINGS_MIN, Ring, entries_max, make_ring, prepared_rings};
 
 pub use ring::{prepare_rings, refusal};
 
@@ -50,6 +51,8 @@ const ENTRIES_STEP: usize = 4;
 /// Largest number of entries of one queue, and of all queues; of a contained server fewer ([`entries_max`]).
 const QUEUE_ENTRIES_MAX: usize = 512;
 const ENTRIES_MAX: usize = 1024;
+/// How long after a thread without an entry its queue tries to get more.
+const REFUSED_PAUSE: Duration = Duration::from_secs(1);
 
 /// A thread for each entry of the kernel's queues.
 pub struct UringPool {
@@ -59,12 +62,55 @@ pub struct UringPool {
     device: Arc<OwnedFd>,
     /// Entries that now hold the memory of a large request.
     large: AtomicUsize,
-    /// Requests in service, for each queue.
-    busy: Vec<AtomicUsize>,
-    /// Threads, for each queue.
-    threads: Vec<AtomicUsize>,
+    queues: Vec<QueueThreads>,
     startup: Mutex<Startup>,
     started: Condvar,
+}
+
+/// Counts the threads of one of the kernel's queues.
+struct QueueThreads {
+    /// Requests in service.
+    busy: AtomicUsize,
+    /// Threads that have an entry or are about to register one.
+    existing: AtomicUsize,
+    /// When another attempt is due after a thread had no entry, in nanoseconds; 0: each had one.
+    retry_at: AtomicU64,
+}
+
+impl QueueThreads {
+    fn new(existing: usize) -> Self {
+        Self {
+            busy: AtomicUsize::new(0),
+            existing: AtomicUsize::new(existing),
+            retry_at: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts [`ENTRIES_STEP`] more threads, which the caller creates, if few are free and the queue may have more; returns
+    /// whether it did. `all`: the threads of all queues.
+    fn grow(&self, all: impl FnOnce() -> usize) -> bool {
+        let existing = self.existing.load(Ordering::Relaxed);
+        let free_min = FREE_ENTRIES_MIN.min(existing / 2);
+        if self.busy.load(Ordering::Relaxed) + free_min < existing {
+            return false;
+        }
+        let more = existing + ENTRIES_STEP;
+        let retry_at = self.retry_at.load(Ordering::Relaxed);
+        let too_early = retry_at > 0 && now().0 < retry_at;
+        if too_early || more > QUEUE_ENTRIES_MAX || all() + ENTRIES_STEP > entries_max() {
+            return false;
+        }
+        let order = Ordering::Relaxed;
+        let counted = self.existing.compare_exchange(existing, more, order, order);
+        counted.is_ok()
+    }
+
+    /// A counted thread has no entry.
+    fn has_failed(&self) {
+        self.existing.fetch_sub(1, Ordering::Relaxed);
+        let retry_at = now() + REFUSED_PAUSE;
+        self.retry_at.store(retry_at.0, Ordering::Relaxed);
+    }
 }
 
 /// Number of threads for each queue. Leaves some of the process limit unused: other programs of this user or container
@@ -80,7 +126,9 @@ fn threads_of_each(queues: u16, threads: usize) -> Result<usize, MountError> {
         }
         each = (each / 2).max(QUEUE_THREADS_MIN);
     }
-    Ok(each)
+    // The same for every queue: none gets its entries at the cost of another.
+    let rings = prepared_rings().map_or(each, |rings| (rings / queues).max(QUEUE_RINGS_MIN));
+    Ok(each.min(rings))
 }
 
 /// Progress of the threads' registration.
@@ -117,8 +165,7 @@ impl UringPool {
             idle_policy: ServiceThreads::new(),
             device,
             large: AtomicUsize::new(0),
-            busy: (0..queues).map(|_| AtomicUsize::new(0)).collect(),
-            threads: (0..queues).map(|_| AtomicUsize::new(each)).collect(),
+            queues: (0..queues).map(|_| QueueThreads::new(each)).collect(),
             startup: Mutex::new(Rank::Leaf, startup),
             started: Condvar::new(),
         });
@@ -126,7 +173,7 @@ impl UringPool {
             for queue in 0..queues {
                 let worker = pool.clone();
                 if let Err(error) = mount_threads.start("fuse-ring", move || worker.run(queue)) {
-                    pool.registration_failed(error);
+                    pool.registration_failed(queue, error);
                 }
             }
         }
@@ -156,22 +203,9 @@ impl UringPool {
 
     /// Adds entries to a queue if few of its entries are free.
     fn grow(self: &Arc<Self>, queue: u16) {
-        let (busy, threads) = (
-            &self.busy[usize::from(queue)],
-            &self.threads[usize::from(queue)],
-        );
-        let threads_now = threads.load(Ordering::Relaxed);
-        if busy.load(Ordering::Relaxed) + FREE_ENTRIES_MIN.min(threads_now / 2) < threads_now {
-            return;
-        }
-        let all: usize = self.threads.iter().map(|n| n.load(Ordering::Relaxed)).sum();
-        let more = threads_now + ENTRIES_STEP;
-        if more > QUEUE_ENTRIES_MAX || all + ENTRIES_STEP > entries_max() {
-            return;
-        }
-        let grown =
-            threads.compare_exchange(threads_now, more, Ordering::Relaxed, Ordering::Relaxed);
-        if grown.is_err() {
+        let count = |one: &QueueThreads| one.existing.load(Ordering::Relaxed);
+        let all = || self.queues.iter().map(count).sum();
+        if !self.queues[usize::from(queue)].grow(all) {
             return;
         }
         for _ in 0..ENTRIES_STEP {
@@ -182,13 +216,14 @@ impl UringPool {
                 .start("fuse-ring", move || worker.run(queue))
             {
                 tracing::debug!(queue, %error, "cannot create another service thread");
-                self.registration_failed(error);
+                self.registration_failed(queue, error);
             }
         }
     }
 
     /// Records that a thread did not register its entry.
-    fn registration_failed(&self, error: std::io::Error) {
+    fn registration_failed(&self, queue: u16, error: std::io::Error) {
+        self.queues[usize::from(queue)].has_failed();
         let mut startup = self.startup.lock();
         startup.failure.get_or_insert(error);
         startup.pending -= 1;
@@ -202,7 +237,7 @@ impl UringPool {
             .ok();
         let (mut ring, mut entry) = match self.register(queue) {
             Ok(registered) => registered,
-            Err(error) => return self.registration_failed(error),
+            Err(error) => return self.registration_failed(queue, error),
         };
         {
             let mut startup = self.startup.lock();
@@ -212,6 +247,7 @@ impl UringPool {
         }
         if let Err(error) = self.serve_queue(queue, &mut ring, &mut entry, pinned.as_mut()) {
             tracing::error!(queue, %error, "FUSE over io_uring failed");
+            self.queues[usize::from(queue)].has_failed();
         }
     }
 
@@ -244,7 +280,7 @@ impl UringPool {
         mut pinned: Option<&mut PinnedThread>,
     ) -> std::io::Result<()> {
         let mut out = self.mount_threads.session.reply_buf();
-        let busy = &self.busy[usize::from(queue)];
+        let busy = &self.queues[usize::from(queue)].busy;
         let mut thread = self.idle_policy.join();
         loop {
             match entry.wait(ring)? {
@@ -359,6 +395,24 @@ fn parse_cpus(list: &str) -> Option<u16> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// A queue with one thread would keep every other request of its CPU waiting in the kernel.
+    #[test]
+    fn entries_that_failed_are_not_taken_for_free_ones() {
+        let queue = QueueThreads::new(4);
+        queue.busy.store(1, Ordering::Relaxed);
+        assert!(!queue.grow(|| 4), "three are free");
+        for _ in 0..3 {
+            queue.has_failed();
+        }
+        assert!(!queue.grow(|| 1), "too early for another attempt");
+        queue.retry_at.store(1, Ordering::Relaxed);
+        assert!(queue.grow(|| 1));
+        assert_eq!(queue.existing.load(Ordering::Relaxed), 1 + ENTRIES_STEP);
+        assert!(!queue.grow(|| 1), "those are free");
+        queue.busy.store(5, Ordering::Relaxed);
+        assert!(!queue.grow(|| ENTRIES_MAX), "there are no more rings");
+    }
 
     #[test]
     fn cpu_lists_are_counted() {

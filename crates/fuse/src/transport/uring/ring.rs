@@ -6,7 +6,9 @@
 //! descriptors that the process has, and do nothing else through a ring.
 //!
 //! **Numbers.** A ring takes 7 KiB of the kernel's memory, 8 KiB of the process's, and 16 µs (Linux 6.18). There are
-//! [`SPARE_RINGS`] more than the process starts with, and at most a quarter as many as it may have descriptors.
+//! [`SPARE_RINGS`] more than the process starts with, and at most a quarter as many as it may have descriptors. With fewer
+//! than [`QUEUE_RINGS_MIN`] for each of the kernel's queues io_uring is not used: one request that waits would keep all
+//! others of its CPU in the kernel.
 
 use std::sync::OnceLock;
 
@@ -23,6 +25,8 @@ pub(super) type Ring = IoUring<squeue::Entry128, cqueue::Entry>;
 const RING_ENTRIES: u32 = 2;
 /// Rings of a contained process beyond those that it starts with.
 const SPARE_RINGS: usize = 128;
+/// Smallest number of rings for each queue.
+pub(super) const QUEUE_RINGS_MIN: usize = 2;
 
 /// The rings that a process made before it was contained.
 struct PreparedRings {
@@ -104,17 +108,33 @@ pub(super) fn make_ring() -> std::io::Result<Ring> {
 /// Why io_uring cannot be used with the flags that are needed here; `None` if it can.
 pub fn refusal() -> Option<String> {
     match PREPARED.get() {
-        Some(prepared) if prepared.count > 0 => None,
-        Some(prepared) => Some(prepared.refusal.clone().unwrap_or_default()),
+        Some(prepared) => prepared.refusal_for(queue_count().unwrap_or(1)),
         None => make_ring().err().map(|error| error.to_string()),
     }
 }
 
+impl PreparedRings {
+    /// Why these rings cannot serve that many queues.
+    fn refusal_for(&self, queues: u16) -> Option<String> {
+        let few = || {
+            format!(
+                "{} rings are too few for {queues} CPUs (see ulimit -n)",
+                self.count
+            )
+        };
+        let wanted = QUEUE_RINGS_MIN * usize::from(queues);
+        (self.count < wanted).then(|| self.refusal.clone().unwrap_or_else(few))
+    }
+}
+
+/// Number of rings that a process has which cannot make any.
+pub(super) fn prepared_rings() -> Option<usize> {
+    PREPARED.get().map(|prepared| prepared.count)
+}
+
 /// Largest number of entries of all queues.
 pub(super) fn entries_max() -> usize {
-    PREPARED
-        .get()
-        .map_or(ENTRIES_MAX, |rings| rings.count.min(ENTRIES_MAX))
+    prepared_rings().map_or(ENTRIES_MAX, |rings| rings.min(ENTRIES_MAX))
 }
 
 #[cfg(test)]
@@ -126,6 +146,20 @@ mod tests {
     use rustix::io::Errno;
 
     use super::*;
+
+    #[test]
+    fn a_queue_is_not_served_by_a_single_ring() {
+        let rings = |count, refusal: Option<&str>| PreparedRings {
+            free: Mutex::new(Rank::Leaf, Vec::new()),
+            count,
+            refusal: refusal.map(str::to_owned),
+        };
+        assert_eq!(rings(256, None).refusal_for(128), None);
+        let few = rings(255, None).refusal_for(128).unwrap();
+        assert!(few.contains("255 rings") && few.contains("ulimit"), "{few}");
+        let refused = rings(0, Some("no memory")).refusal_for(1);
+        assert_eq!(refused.as_deref(), Some("no memory"));
+    }
 
     #[test]
     fn a_restricted_ring_takes_commands_and_nothing_else() {
