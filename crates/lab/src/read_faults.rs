@@ -186,14 +186,10 @@ pub fn sweep(
                 if let Err(error) = closed {
                     note(&format!("unmount: {error}"));
                 }
-                if let Err(what) = volume.judge(&device.memory, second(n)) {
-                    note(&what);
-                }
-                if result.is_err()
-                    && let Err(what) = check_sizes(volume, &device, &sizes)
-                {
-                    note(&what);
-                }
+                let judged = volume.judge(&device.memory, second(n));
+                judged.unwrap_or_else(|what| note(&what));
+                let seen = result.as_ref().err().map(|_| sizes);
+                check_sizes(volume, &device, seen).unwrap_or_else(|what| note(&what));
             }
         }
         if !met {
@@ -215,12 +211,13 @@ fn sizes(mounted: &Mounted<'_>) -> BTreeMap<&'static str, Option<u64>> {
         .collect()
 }
 
-/// Whether the files have on the device the sizes that callers saw after a call that failed.
+/// Whether the files have on the device the sizes that callers saw after a call that failed, if it did.
 fn check_sizes(
     volume: &Volume,
     device: &Arc<FaultDevice>,
-    seen: &BTreeMap<&'static str, Option<u64>>,
+    seen: Option<BTreeMap<&'static str, Option<u64>>>,
 ) -> Result<(), String> {
+    let Some(seen) = seen else { return Ok(()) };
     let fs = volume.open(Arc::clone(device) as _);
     let fs = fs.map_err(|error| format!("the next mount: {error}"))?;
     let stored = sizes(&Mounted {

@@ -132,7 +132,7 @@ fn a_prefetch_does_not_replace_what_was_changed_and_evicted_meanwhile() {
     });
 }
 
-/// The block has another owner, who writes it without the cache.
+/// The block has another owner, which writes it without the cache.
 #[test]
 fn a_prefetch_does_not_fill_a_block_that_was_forgotten_meanwhile() {
     while_prefetched(|cache| {

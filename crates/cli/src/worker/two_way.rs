@@ -1,7 +1,7 @@
 //! A socket whose writer never waits for a reader that waits to write.
 //!
 //! **Problem.** The client sends calls before it has received the replies to earlier ones, and a reply has an error for
-//! each extended attribute that the volume refused. If neither end receives while it sends, both wait for ever once what is
+//! each extended attribute that the volume refused. If neither end receives while it sends, both wait without end once what is
 //! on its way fills the socket both ways. **Rule.** While the other end takes nothing, this one receives what it sends, and
 //! keeps it for the next reads.
 
