@@ -65,6 +65,9 @@ impl Checker<'_> {
     pub(super) fn check_dirs(&mut self) {
         let mut scratch = Scratch::default();
         for i in 0..self.dirs.len() {
+            if !self.has_memory() {
+                return;
+            }
             scratch.hashes.clear();
             if self.dirs[i].form == DirForm::Inline {
                 self.check_inline_dir(i, &mut scratch);

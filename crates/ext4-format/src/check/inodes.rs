@@ -25,6 +25,9 @@ impl Checker<'_> {
     pub(super) fn check_inodes(&mut self) {
         let mut buf = Vec::new();
         for group in self.geo.groups() {
+            if !self.has_memory() {
+                return;
+            }
             self.check_inode_table(group, &mut buf);
         }
     }

@@ -189,8 +189,8 @@ impl Checker<'_> {
         self.note_extent(walk, extent);
     }
 
-    /// Keeps the runs of an extent that are read later, but for those of `marked` that were in use before: however often a
-    /// map has a block, it is read once.
+    /// Keeps the runs of an extent that are read later, but for those of `marked` that were kept before: however often maps
+    /// have a block, it is read once.
     fn collect(&mut self, walk: &Walk, extent: &Extent, marked: Range<DevBlock>) {
         let runs = match walk.collect {
             Collect::Nothing => return,
@@ -214,7 +214,12 @@ impl Checker<'_> {
             return push(extent.start, extent.start.plus(extent.len.into()));
         }
         push(extent.start, marked.start);
-        self.used.each_free(&self.geo, marked, &mut push);
+        self.collected
+            .each_free(&self.geo, marked.clone(), &mut push);
+        if !marked.is_empty() {
+            let len = marked.end.0 - marked.start.0;
+            self.collected.mark_used(&self.geo, marked.start, len);
+        }
     }
 
     /// Checks where an extent is in its clusters.

@@ -46,14 +46,15 @@ use crate::superblock;
 pub use issue::Issue;
 pub use steadfs_block::BlockSource;
 pub use steadfs_format_base::check::Refusal;
-use tables::{Dir, InodeTable, Run, UsedBlocks};
+use tables::{Budget, Dir, InodeTable, Run, UsedBlocks};
 
 /// Options of a check.
 #[derive(Clone, Debug)]
 pub struct Options {
     /// Most issues that are kept; further ones are only counted.
     pub max_issues: usize,
-    /// Refuse ([`Refusal::TooLarge`]) volumes that could need more bytes of memory than this.
+    /// End the check ([`Refusal::TooLarge`]) when its tables of blocks and inodes need more bytes of memory than this. Groups
+    /// without any in use need none.
     pub memory_limit: u64,
     /// The journal was just replayed: the free counts in the superblock may be out of date, as not every transaction
     /// contains them. Implied by `needs_recovery`.
@@ -133,7 +134,7 @@ pub fn check(src: &dyn BlockSource, options: &Options) -> Report {
         return report;
     }
     let geo = sb.geometry().clone();
-    if !report.has_memory(memory_needed(&geo), options.memory_limit) {
+    if !report.has_memory(memory_of_groups(&geo), options.memory_limit) {
         return report;
     }
     let mut checker = Checker::new(src, options, sb, geo);
@@ -184,11 +185,9 @@ fn read_superblock(
     Some(bytes)
 }
 
-/// Upper bound of the tables' size in bytes.
-fn memory_needed(geo: &Geometry) -> u64 {
-    let groups = u64::from(geo.group_count);
-    let per_group = size_of::<GroupDesc>() as u64 + 64;
-    geo.blocks_count / 8 + u64::from(geo.inodes_count) * 8 + groups * per_group
+/// Bytes of what is kept for each group, whatever is in use there.
+fn memory_of_groups(geo: &Geometry) -> u64 {
+    u64::from(geo.group_count) * (size_of::<GroupDesc>() as u64 + 64)
 }
 
 /// The state of a check.
@@ -202,7 +201,10 @@ struct Checker<'a> {
     /// One for each group; a default one where the stored one is unusable.
     descs: Vec<GroupDesc>,
     used: UsedBlocks,
+    /// Blocks in a list of runs.
+    collected: UsedBlocks,
     inodes: InodeTable,
+    budget: Budget,
     dirs: Vec<Dir>,
     /// Blocks of all directories, directory by directory.
     dir_runs: Vec<Run>,
@@ -232,14 +234,17 @@ struct Checker<'a> {
 
 impl<'a> Checker<'a> {
     fn new(src: &'a dyn BlockSource, options: &'a Options, sb: Superblock, geo: Geometry) -> Self {
+        let budget = Budget::new(options.memory_limit - memory_of_groups(&geo));
         Self {
             src,
             options,
             layout: DirLayout::of(&geo),
             report: Report::default(),
             descs: Vec::with_capacity(geo.group_count as usize),
-            used: UsedBlocks::new(&geo),
-            inodes: InodeTable::new(&geo),
+            used: UsedBlocks::new(&geo, budget.clone()),
+            collected: UsedBlocks::new(&geo, budget.clone()),
+            inodes: InodeTable::new(&geo, budget.clone()),
+            budget,
             dirs: Vec::new(),
             dir_runs: Vec::new(),
             journal_runs: Vec::new(),
@@ -268,13 +273,31 @@ impl<'a> Checker<'a> {
         self.check_groups();
         self.collect_orphans();
         self.check_inodes();
+        if !self.has_memory() {
+            return;
+        }
         self.check_special();
         self.check_xattr_refcounts();
         self.check_values();
         self.check_quota_usage();
         self.check_dirs();
+        if !self.has_memory() {
+            return;
+        }
         self.check_links();
         self.check_bitmaps();
+    }
+
+    /// Whether the tables have all that they need; if not, the check is refused, and what it has found is dropped.
+    fn has_memory(&mut self) -> bool {
+        let limit = self.options.memory_limit;
+        let needed = limit.saturating_add(self.budget.is_exceeded().into());
+        let has_memory = self.report.has_memory(needed, limit);
+        if !has_memory {
+            self.report.issues.clear();
+            self.report.more = 0;
+        }
+        has_memory
     }
 
     fn issue(&mut self, issue: Issue) {

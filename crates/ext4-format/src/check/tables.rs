@@ -2,7 +2,9 @@
 //! allocated by group, at the first block or inode found in it.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 use std::ops::Range;
+use std::rc::Rc;
 
 use steadfs_base::{DevBlock, FileBlock};
 use steadfs_vfs::InodeFlags;
@@ -10,10 +12,33 @@ use steadfs_vfs::InodeFlags;
 use crate::disk::casefold::fold;
 use crate::disk::{ChecksumSeed, Geometry, GroupNo, Ino, Inode, bitmap};
 
+/// Memory that the tables may still take, all together.
+#[derive(Clone)]
+pub(super) struct Budget(Rc<Cell<Option<u64>>>);
+
+impl Budget {
+    pub(super) fn new(bytes: u64) -> Self {
+        Self(Rc::new(Cell::new(Some(bytes))))
+    }
+
+    /// Takes some; if there is too little, the check is to end.
+    fn take(&self, bytes: usize) -> bool {
+        let left = self.0.get().and_then(|left| left.checked_sub(bytes as u64));
+        self.0.set(left);
+        left.is_some()
+    }
+
+    /// Whether a table did not get what it needs.
+    pub(super) fn is_exceeded(&self) -> bool {
+        self.0.get().is_none()
+    }
+}
+
 /// Blocks (clusters with `bigalloc`) found in use.
 pub(super) struct UsedBlocks {
     groups: Vec<Option<Box<[u8]>>>,
     bytes: usize,
+    budget: Budget,
 }
 
 /// Blocks that were marked already.
@@ -23,10 +48,11 @@ pub(super) struct Twice {
 }
 
 impl UsedBlocks {
-    pub(super) fn new(geo: &Geometry) -> Self {
+    pub(super) fn new(geo: &Geometry, budget: Budget) -> Self {
         Self {
             groups: vec![None; geo.group_count as usize],
             bytes: geo.block_bitmap_bytes(),
+            budget,
         }
     }
 
@@ -73,9 +99,12 @@ impl UsedBlocks {
             let (group, index) = geo.group_of_block(at);
             let here = (end - at.0).min(u64::from(geo.blocks_per_group - index)) as u32;
             let bits = index >> geo.cluster_bits..((index + here - 1) >> geo.cluster_bits) + 1;
-            let bytes = self.bytes;
-            let map = self.groups[group.0 as usize]
-                .get_or_insert_with(|| vec![0; bytes].into_boxed_slice());
+            let map = &mut self.groups[group.0 as usize];
+            if map.is_none() && self.budget.take(self.bytes) {
+                *map = Some(vec![0; self.bytes].into_boxed_slice());
+            }
+            // Without memory the check ends soon, and its result is not used.
+            let Some(map) = map else { return twice };
             if let Some(first) = bitmap::find_next_set(map, bits.clone()) {
                 let count = bitmap::count_ones(map, first..bits.end);
                 let first = geo
@@ -132,13 +161,18 @@ impl InodeState {
 pub(super) struct InodeTable {
     groups: Vec<Option<Box<[InodeState]>>>,
     per_group: usize,
+    budget: Budget,
+    /// In place of all inodes for which there is no memory.
+    spare: InodeState,
 }
 
 impl InodeTable {
-    pub(super) fn new(geo: &Geometry) -> Self {
+    pub(super) fn new(geo: &Geometry, budget: Budget) -> Self {
         Self {
             groups: vec![None; geo.group_count as usize],
             per_group: geo.inodes_per_group as usize,
+            budget,
+            spare: InodeState::default(),
         }
     }
 
@@ -153,10 +187,15 @@ impl InodeTable {
     /// State of an inode of the volume, to be changed.
     pub(super) fn get_mut(&mut self, geo: &Geometry, ino: Ino) -> &mut InodeState {
         let (group, index) = geo.group_of_inode(ino);
-        let per_group = self.per_group;
-        let states = self.groups[group.0 as usize]
-            .get_or_insert_with(|| vec![InodeState::default(); per_group].into_boxed_slice());
-        &mut states[index as usize]
+        let states = &mut self.groups[group.0 as usize];
+        let bytes = self.per_group * size_of::<InodeState>();
+        if states.is_none() && self.budget.take(bytes) {
+            *states = Some(vec![InodeState::default(); self.per_group].into_boxed_slice());
+        }
+        match states {
+            Some(states) => &mut states[index as usize],
+            None => &mut self.spare,
+        }
     }
 
     /// All states of a group, where one is known.

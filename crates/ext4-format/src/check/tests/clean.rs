@@ -194,6 +194,13 @@ fn memory_and_issues_are_bounded() {
     let report = check(&image.bytes(), &tight);
     assert!(matches!(report.refused, Some(Refusal::TooLarge { .. })));
     assert!(!report.is_clean() && report.issues.is_empty());
+    // Enough for the list of groups, and too little for what is in use there.
+    let tight = Options {
+        memory_limit: 2000,
+        ..Options::default()
+    };
+    let report = check(&image.bytes(), &tight);
+    assert!(matches!(report.refused, Some(Refusal::TooLarge { .. })));
     let mut bytes = image.bytes();
     bytes.truncate(100 << 10);
     let few = Options {
@@ -205,6 +212,24 @@ fn memory_and_issues_are_bounded() {
     assert!(report.more > 0);
     assert!(matches!(report.issues[0], Issue::DeviceTooSmall { .. }));
     assert!(!check(&Vec::new(), &few).is_clean());
+}
+
+/// Its tables would have 9 GB if all its inodes were in use.
+#[test]
+fn an_empty_volume_of_any_size_is_checked() {
+    let options = crate::format::FormatOptions {
+        inode_ratio: Some(16 << 10),
+        ..crate::format::FormatOptions::default()
+    };
+    let device = crate::format::image(16 << 40, &options).unwrap();
+    let report = check(&*device, &Options::default());
+    assert!(
+        report.is_clean(),
+        "{:?} {:?}",
+        report.refused,
+        report.issues
+    );
+    assert!(report.stats.inodes > 1_000_000_000);
 }
 
 #[test]

@@ -324,6 +324,21 @@ fn a_block_that_a_directory_maps_again_and_again_is_read_once() {
     );
 }
 
+/// A directory whose block another file has, too, has its names.
+#[test]
+fn the_names_in_a_block_of_two_files_are_read() {
+    let mut damage = Damage::new(Base::Ext4);
+    let (large, dir) = (damage.ino("large"), damage.ino("a/b"));
+    let names = damage.mapped(dir, 0);
+    damage.set_inode(large, |inode| put32(&mut inode.block, 20, names.0 as u32));
+    let report = check(&damage.bytes, &Options::default());
+    let kinds: BTreeSet<&str> = report.issues.iter().map(kind).collect();
+    assert!(kinds.contains("BlockUsedTwice"), "{kinds:?}");
+    for other in ["DirHole", "Unattached", "LinkCount"] {
+        assert!(!kinds.contains(other), "{kinds:?}");
+    }
+}
+
 /// A type of 0 was never stored: Linux takes it from the inode, and `e2fsck -n` does not report it. Any other wrong
 /// type is an issue.
 #[test]
