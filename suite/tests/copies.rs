@@ -588,24 +588,67 @@ fn hard_links_are_kept_among_operands() {
     fs::write(source.join("a"), "both").unwrap();
     fs::hard_link(source.join("a"), source.join("b")).unwrap();
     let [a, b] = ["a", "b"].map(|name| source.join(name).to_str().unwrap().to_owned());
-    let (volume, other) = (
-        image(&scratch, "image", "ext4", 16 * MIB),
-        image(&scratch, "other", "f2fs", 64 * MIB),
-    );
-    cp(&["-a", &a, &b, &at(&volume, "/")]);
-    cp(&[
-        "-a",
-        &at(&volume, "/a"),
-        &at(&volume, "/b"),
-        &at(&other, "/"),
-    ]);
-    for image in [&volume, &other] {
-        let out = scratch.folder(&format!("out-{}", image.path().display()).replace('/', "-"));
-        cp(&["-a", &at(image, "/?"), out.to_str().unwrap()]);
-        let found = ["a", "b"].map(|name| fs::metadata(out.join(name)).unwrap());
-        assert_eq!(found[0].ino(), found[1].ino(), "{}", image.path().display());
-        assert_eq!(found[0].nlink(), 2);
-        let listed = steadfs(["find", &at(image, "/a"), "-printf", "%n\\n"]);
-        assert_eq!(listed.out, "2\n");
+    for (kind, size) in [("ext4", 16 * MIB), ("f2fs", 64 * MIB)] {
+        let volume = image(&scratch, kind, kind, size);
+        cp(&["-a", &a, &b, &at(&volume, "/")]);
+        steadfs(["mkdir", &at(&volume, "/again")]).expect(0);
+        let [first, second] = ["/a", "/b"].map(|name| at(&volume, name));
+        cp(&["-a", &first, &second, &at(&volume, "/again/")]);
+        for folder in ["/", "/again/"] {
+            let out = scratch.folder(&format!("out-{kind}{}", folder.replace('/', "-")));
+            let all = at(&volume, &format!("{folder}?"));
+            cp(&["-a", &all, out.to_str().unwrap()]);
+            let found = ["a", "b"].map(|name| fs::metadata(out.join(name)).unwrap());
+            assert_eq!(found[0].ino(), found[1].ino(), "{kind} {folder}");
+            assert_eq!(found[0].nlink(), 2);
+            let listed = steadfs([
+                "find",
+                &at(&volume, &format!("{folder}a")),
+                "-printf",
+                "%n\\n",
+            ]);
+            assert_eq!(listed.out, "2\n");
+        }
     }
+}
+
+/// A later operand writes into what an earlier one has copied, or takes its name.
+#[test]
+fn further_names_are_linked_to_their_own_content() {
+    let scratch = Scratch::new();
+    let [base, overlay, extra] = ["base", "overlay", "extra"].map(|name| scratch.folder(name));
+    fs::write(base.join("f"), "one").unwrap();
+    fs::hard_link(base.join("f"), extra.join("g")).unwrap();
+    fs::write(overlay.join("f"), "two").unwrap();
+    let trees = [base, overlay, extra].map(|path| format!("{}/.", path.to_str().unwrap()));
+    for (kind, size) in [("ext4", 16 * MIB), ("f2fs", 64 * MIB)] {
+        for how in ["-a", "-r"] {
+            let volume = image(&scratch, &format!("{kind}{how}"), kind, size);
+            let to = at(&volume, "/");
+            cp(&[how, &trees[0], &trees[1], &trees[2], &to]);
+            for (name, content) in [("/f", "two"), ("/g", "one")] {
+                let found = steadfs(["cat", &at(&volume, name)]);
+                assert_eq!(found.out, content, "{kind} {how} {name}");
+            }
+        }
+    }
+    // The first name is a link to another file, of which the second is to be no name.
+    let volume = image(&scratch, "linked", "ext4", 16 * MIB);
+    cp(&["-a", &trees[0], &at(&volume, "/")]);
+    steadfs(["ln", &at(&volume, "/f"), &at(&volume, "/g")]).expect(0);
+    let out = scratch.folder("out");
+    std::os::unix::fs::symlink("elsewhere", out.join("f")).unwrap();
+    fs::write(out.join("elsewhere"), "").unwrap();
+    cp(&[
+        &at(&volume, "/f"),
+        &at(&volume, "/g"),
+        out.to_str().unwrap(),
+    ]);
+    assert_eq!(fs::read(out.join("elsewhere")).unwrap(), b"one");
+    let found = ["elsewhere", "g"].map(|name| fs::metadata(out.join(name)).unwrap());
+    assert_eq!(
+        found.map(|file| std::os::unix::fs::MetadataExt::nlink(&file)),
+        [1, 1]
+    );
+    assert_eq!(fs::read(out.join("g")).unwrap(), b"one");
 }

@@ -1,13 +1,13 @@
 //! `cp` and `extract`: copies into volumes, out of them, and between them.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
 use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use steadfs::Options;
 use steadfs::tools::{
@@ -189,10 +189,12 @@ fn volume_in(path: &Path, open: &args::offline::Open) -> Result<Option<String>, 
     }
 }
 
-/// The first copies of files with several names, by where the originals are.
+/// The first copies of the operands with several names, by where the originals are. Directories have their own: a later one
+/// may write into what an earlier one has copied. So do volumes that are opened for each operand: the numbers of their inodes
+/// may have other files by then.
 struct Firsts<'f> {
     of_host: FirstCopies<'f, HostFile>,
-    of_images: BTreeMap<PathBuf, FirstCopies<'f, InodeNo>>,
+    of_same_volume: FirstCopies<'f, InodeNo>,
 }
 
 /// One call of cp.
@@ -291,7 +293,7 @@ impl Job<'_> {
         let folded = into && has_flag(fs, to, InodeFlags::CASEFOLD);
         let mut firsts = Firsts {
             of_host: FirstCopies::to(fs),
-            of_images: BTreeMap::new(),
+            of_same_volume: FirstCopies::to(fs),
         };
         for source in sources {
             let target = target_of(source, to, into);
@@ -335,22 +337,33 @@ impl Job<'_> {
                     Follow::Never => path.symlink_metadata(),
                     _ => path.metadata(),
                 };
-                self.take_name(&target, found.is_ok_and(|found| found.is_dir()))?;
-                let with = (options, &mut firsts.of_host);
+                let is_dir = found.is_ok_and(|found| found.is_dir());
+                self.take_name(&target, is_dir)?;
+                let mut own = FirstCopies::to(fs);
+                let firsts = match is_dir {
+                    true => &mut own,
+                    false => &mut firsts.of_host,
+                };
+                let with = (options, firsts);
                 let done = copy_in_linked(fs, &cx, path, &target, with, &mut self.line);
                 done.map_err(|error| failure(&error, &self.stop))
             }
             Place::Volume(place) => {
                 let open = &self.args.open;
-                let firsts = firsts.of_images.entry(place.image.clone());
-                let firsts = firsts.or_insert_with(|| FirstCopies::to(fs));
+                let relation = relation(&place.image, &to.image, open)?;
+                let mut own = FirstCopies::to(fs);
                 let mut copy = |from: &dyn FileSystem| {
-                    self.take_name(&target, is_dir(from, place, options.follow))?;
+                    let is_dir = is_dir(from, place, options.follow);
+                    self.take_name(&target, is_dir)?;
+                    let firsts = match (relation, is_dir) {
+                        (Relation::Same, false) => &mut firsts.of_same_volume,
+                        _ => &mut own,
+                    };
                     let (from, to) = ((from, &place.path[..]), (fs, &target[..]));
                     copy_between_linked(from, to, &cx, (options, firsts), &mut self.line)
                         .map_err(|error| failure(&error, &self.stop))
                 };
-                match relation(&place.image, &to.image, open)? {
+                match relation {
                     Relation::Same => copy(fs),
                     Relation::Beside => with_volume(&place.image, open, Access::ReadBeside, copy),
                     Relation::Other => with_volume(&place.image, open, Access::Read, copy),
@@ -397,10 +410,13 @@ impl Job<'_> {
             _ => to.to_owned(),
         };
         self.spare_volume(&target)?;
-        self.take_name(
-            target.as_os_str().as_bytes(),
-            is_dir(fs, place, self.options.follow),
-        )?;
+        let is_dir = is_dir(fs, place, self.options.follow);
+        self.take_name(target.as_os_str().as_bytes(), is_dir)?;
+        let mut own = FirstCopiesOut::default();
+        let firsts = match is_dir {
+            true => &mut own,
+            false => firsts,
+        };
         let options = options_to_host(self.options, place, self.args.to_host);
         let (cx, from) = (owner_cx(), &place.path);
         if is_only {

@@ -4,7 +4,7 @@ use std::fmt::Display;
 use std::fs::{File, Metadata};
 use std::io;
 use std::os::fd::AsFd;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 
@@ -95,6 +95,9 @@ pub fn prepare(from: &Path, volume: &Path, is_reproducible: bool) -> Result<Fill
 
 /// Opens an archive. A pipe is not waited for here, where a signal would not end the wait.
 fn open_archive(path: &Path) -> io::Result<File> {
+    if !path.metadata()?.file_type().is_fifo() {
+        return File::open(path);
+    }
     let flags = OFlags::NONBLOCK.bits().cast_signed();
     let file = File::options().read(true).custom_flags(flags).open(path)?;
     rustix::fs::fcntl_setfl(&file, OFlags::empty())?;

@@ -254,7 +254,9 @@ impl<'a> Copier<'a, '_, '_> {
             }
         };
         self.log.report.files += 1;
-        if let Some(made) = made.filter(|_| attr.nlink > 1) {
+        if let Some(made) = made.filter(|_| attr.nlink > 1)
+            && maker.is_only_name(&spot, &made)?
+        {
             self.firsts.add(attr.ino, made);
         }
         Ok(())

@@ -359,7 +359,9 @@ impl<'a, 'p, 'f> Copier<'a, 'p, 'f> {
             _ => self.content(from, path, spot)?,
         };
         self.log.report.files += 1;
-        if let Some(held) = held.filter(|_| from.stat.st_nlink > 1) {
+        if let Some(held) = held.filter(|_| from.stat.st_nlink > 1)
+            && self.maker.is_only_name(&spot, &held)?
+        {
             self.firsts.add(id, held);
         }
         Ok(())

@@ -412,7 +412,7 @@ impl<'a> Copier<'a, '_> {
             }
         };
         self.log.report.files += 1;
-        if attr.nlink > 1 {
+        if attr.nlink > 1 && spot.is_only_name(made)? {
             let path = spot.path.to_owned();
             self.firsts.0.insert(attr.ino, FirstOut { path, made });
         }

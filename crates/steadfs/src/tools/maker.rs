@@ -251,6 +251,13 @@ impl<'a> Maker<'a> {
         Ok(Held::counted(self.fs, attr.on_volume(spot.path)?))
     }
 
+    /// Whether a copy is what the name itself refers to, with no other name: the target that the user named may be a link to
+    /// the file that was written, or one of its names.
+    pub fn is_only_name(&self, spot: &CopyTarget<'_>, made: &Held<'_>) -> Result<bool> {
+        let is_it = |found: Held<'_>| found.ino() == made.ino() && found.attr().nlink == 1;
+        Ok(!spot.top || self.found(spot)?.is_some_and(is_it))
+    }
+
     /// Adds a hard link to a file that was copied before.
     pub fn link(&self, first: InodeNo, spot: &CopyTarget<'_>) -> Result<()> {
         if self.found(spot)?.is_some_and(|found| found.ino() == first) {

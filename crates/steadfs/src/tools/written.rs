@@ -2,7 +2,7 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -15,7 +15,7 @@ use steadfs_vfs::FileKind;
 use super::copying::{CopyOptions, Existing, Log};
 use super::host::{self, Target};
 use super::replacing::{TRIES_MAX, temporary_name};
-use super::{AtHost, CHUNK, HostFile, Result, os, refused};
+use super::{AtHost, CHUNK, HostFile, Result, ToolError, os, refused};
 
 /// The target of a copy on the host.
 #[derive(Clone, Copy)]
@@ -40,6 +40,13 @@ impl CopyTarget<'_> {
             Err(Errno::NOENT) => Ok(None),
             Err(error) => Err(error).on_host(self.path),
         }
+    }
+
+    /// Whether a copy is what the name itself refers to, with no other name: the target that the user named may be a link to
+    /// the file that was written, one of its names, or a device.
+    pub fn is_only_name(&self, made: HostFile) -> Result<bool> {
+        let is_it = |stat: Stat| host::id_of(&stat) == made && stat.st_nlink == 1;
+        Ok(!self.top || self.found()?.is_some_and(is_it))
     }
 
     /// Whether the target, to which links at its end lead, is a pipe.
@@ -129,6 +136,13 @@ impl CopyTarget<'_> {
     }
 }
 
+/// Whether a new file in the place of one that cannot be opened for writing can be written.
+fn is_mended_by_replacing(error: &ToolError) -> bool {
+    use io::ErrorKind::{ExecutableFileBusy, PermissionDenied, ReadOnlyFilesystem};
+    let kinds = [ExecutableFileBusy, PermissionDenied, ReadOnlyFilesystem];
+    matches!(error, ToolError::Host { source, .. } if kinds.contains(&source.kind()))
+}
+
 /// Refuses to write to or remove the image that is being read.
 fn spare_image(options: &CopyOptions, stat: &Stat, spot: &CopyTarget<'_>) -> Result<()> {
     match options.image == Some(host::id_of(stat)) {
@@ -189,7 +203,11 @@ impl<'a> Written<'a> {
             return refused(spot.bytes(), why);
         }
         match Self::open_existing(spot, options, log) {
-            Err(_) if existing == Existing::Force && kind == Some(FileKind::Regular) => {
+            Err(error)
+                if existing == Existing::Force
+                    && kind == Some(FileKind::Regular)
+                    && is_mended_by_replacing(&error) =>
+            {
                 spot.clear(options)?;
                 Self::create(spot)
             }
@@ -202,8 +220,13 @@ impl<'a> Written<'a> {
         options: &CopyOptions,
         log: &mut Log<'_>,
     ) -> Result<Self> {
-        // The open of a pipe without a reader would wait, where no signal stops the copy in order.
-        let mut flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+        let mut flags = OFlags::WRONLY | OFlags::NOCTTY | OFlags::CLOEXEC;
+        // The open of a pipe without a reader would wait, where no signal stops the copy in order. That of other files is to
+        // wait: for the holder of a lease, for a tape.
+        let is_pipe = spot.is_pipe().unwrap_or(false);
+        if is_pipe {
+            flags |= OFlags::NONBLOCK;
+        }
         if !spot.top {
             flags |= OFlags::NOFOLLOW;
         }
@@ -223,7 +246,9 @@ impl<'a> Written<'a> {
             }
             opened => opened.on_host(spot.path)?,
         };
-        rustix::fs::fcntl_setfl(&file, OFlags::empty()).on_host(spot.path)?;
+        if is_pipe {
+            rustix::fs::fcntl_setfl(&file, OFlags::empty()).on_host(spot.path)?;
+        }
         let stat = rustix::fs::fstat(&file).on_host(spot.path)?;
         spare_image(options, &stat, &spot)?;
         let state = match host::kind_of(&stat) {
@@ -268,10 +293,11 @@ impl<'a> Written<'a> {
 
     /// Writes to a stream. A reader that does not read does not keep a signal from ending the copy.
     fn append(&mut self, bytes: &[u8], log: &mut Log<'_>) -> Result<()> {
-        let waits = matches!(
-            host::kind_of(&self.stat),
-            Some(FileKind::Fifo | FileKind::CharDevice)
-        );
+        // Other devices can need what is written to be whole.
+        let waits = match host::kind_of(&self.stat) {
+            Some(FileKind::CharDevice) => self.file.is_terminal(),
+            kind => kind == Some(FileKind::Fifo),
+        };
         let most = if waits { host::WRITABLE_BYTES } else { CHUNK };
         for piece in bytes.chunks(most) {
             while waits && !host::is_writable(self.file.as_fd()).on_host(self.spot.path)? {
