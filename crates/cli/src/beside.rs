@@ -4,7 +4,7 @@
 use std::ffi::{CStr, CString, OsString};
 use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::XattrFlags;
@@ -31,7 +31,13 @@ impl NewFile {
             name.push(target.file_name().unwrap_or_default());
             name.push(format!(".{}-{number}", std::process::id()));
             let path = target.with_file_name(name);
-            let open = OpenOptions::new().write(true).create_new(true).open(&path);
+            // What is to have less rights has them at the end, and nobody reads it before.
+            let mode = match target.symlink_metadata() {
+                Ok(_) => 0o600,
+                Err(_) => 0o666,
+            };
+            let mut options = OpenOptions::new();
+            let open = options.write(true).create_new(true).mode(mode).open(&path);
             match open {
                 Ok(_) => {
                     return Ok(Self {
@@ -74,11 +80,18 @@ impl NewFile {
             attributes(old, had, &new).map_err(fail)?;
         }
         new.sync_all().map_err(fail)?;
+        // It need not be readable.
+        let folder = File::open(target.parent().unwrap_or(Path::new("/")));
         std::fs::rename(&self.path, target).map_err(fail)?;
         self.is_kept = true;
-        let folder = target.parent().unwrap_or(Path::new("/"));
-        let synced = File::open(folder).and_then(|folder| folder.sync_all());
-        synced.map_err(|error| wrong(folder, &error))
+        match folder.map(|folder| folder.sync_all()) {
+            // Some file systems sync no folders.
+            Ok(Err(error)) if error.raw_os_error() != Some(Errno::INVAL.raw_os_error()) => {
+                let why = format!("is replaced, but a power cut may undo that: {error}");
+                Err(fail(io::Error::other(why)))
+            }
+            _ => Ok(()),
+        }
     }
 }
 
@@ -94,11 +107,20 @@ fn attributes(old: &File, had: &Metadata, new: &File) -> io::Result<()> {
         io::Error::new(error.kind(), format!("attribute {shown}: {error}"))
     };
     let (wanted, inherited) = (names(old)?, names(new)?);
-    for name in &wanted {
-        let value = value(old, name).map_err(|errno| fail(name, errno))?;
-        if !inherited.contains(name) || self::value(new, name).ok().as_ref() != Some(&value) {
-            let set = rustix::fs::fsetxattr(new, name, &value, XattrFlags::empty());
-            set.map_err(|errno| fail(name, errno))?;
+    for name in wanted.iter().filter(|name| !is_of_content(name)) {
+        let value = match value(old, name) {
+            Err(Errno::NODATA) => continue,
+            value => value.map_err(|errno| fail(name, errno))?,
+        };
+        if inherited.contains(name) && self::value(new, name).ok().as_ref() == Some(&value) {
+            continue;
+        }
+        match rustix::fs::fsetxattr(new, name, &value, XattrFlags::empty()) {
+            // As cp -a does: labels that this process may not set, and what only the host sets.
+            Err(errno) if !is_of_user(name) => {
+                eprintln!("steadfs: {}: not kept", fail(name, errno));
+            }
+            set => set.map_err(|errno| fail(name, errno))?,
         }
     }
     // An access list of the directory would admit others.
@@ -108,6 +130,17 @@ fn attributes(old: &File, had: &Metadata, new: &File) -> io::Result<()> {
         }
     }
     new.set_permissions(had.permissions())
+}
+
+/// Whether an attribute is computed from the file itself.
+fn is_of_content(name: &CStr) -> bool {
+    [&b"security.ima"[..], b"security.evm"].contains(&name.to_bytes())
+}
+
+/// Whether an attribute is one that users set.
+fn is_of_user(name: &CStr) -> bool {
+    let name = name.to_bytes();
+    name.starts_with(b"user.") || name.starts_with(b"system.posix_acl_")
 }
 
 /// The names of a file's extended attributes; none where the host keeps none.

@@ -105,7 +105,11 @@ fn main() -> ExitCode {
             Err(error) => return not_understood(&error, &words),
         },
     };
-    match done.and_then(|()| output::check_stored()) {
+    let done = done.and_then(|()| match fsck::is_called(&words) {
+        true => output::check_stored(check::OPERATIONAL),
+        false => output::check_stored(1),
+    });
+    match done {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {

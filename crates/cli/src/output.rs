@@ -77,11 +77,11 @@ impl Write for Until<'_> {
 }
 
 /// Fails if what was written cannot be stored, which some file systems report only when a descriptor is closed: another one of
-/// the same file is.
-pub fn check_stored() -> Result<(), Failure> {
+/// the same file is. `code` is the exit code then.
+pub fn check_stored(code: u8) -> Result<(), Failure> {
     match io::stdout().as_fd().try_clone_to_owned() {
         Ok(another) => steadfs_rt::close(another)
-            .map_err(|error| Failure::plain(format!("standard output: {error}"))),
+            .map_err(|error| Failure::new(code, format!("standard output: {error}"))),
         // It is not open.
         Err(_) => Ok(()),
     }

@@ -79,7 +79,6 @@ impl ImageCopy {
         let mut from = self.claim.file()?;
         let mut to = OpenOptions::new().write(true).open(&self.file.path)?;
         let found = from.metadata()?;
-        rustix::fs::fchmod(&to, rustix::fs::Mode::RUSR | rustix::fs::Mode::WUSR)?;
         if rustix::fs::ioctl_ficlone(&to, &from).is_ok() {
             return Ok(true);
         }
