@@ -99,7 +99,10 @@ impl QueueState {
         self.in_flight -= 1;
         let result = match request.flush {
             Some(number) => self.end_flush(number, bio, result),
-            None if bio.fua => result.inspect_err(|error| self.record_flush_error(error)),
+            // A write with FUA; a device may give it back without the flag.
+            None if self.flushing == Some(id) => {
+                result.inspect_err(|error| self.record_flush_error(error))
+            }
             None => result,
         };
         if request.epoch == self.epoch {
