@@ -75,8 +75,12 @@ impl Allocator {
         let tried = UNLOADED_AT_ONCE.min(count);
         let first = self.next_unloaded.fetch_add(tried, Ordering::Relaxed);
         for n in 0..tried {
-            let mut group = self.group(GroupNo(first.wrapping_add(n) % count));
-            if group.free == group.desc.free_clusters && group.busy.take().is_some() {
+            // One that is locked is in use, and perhaps being read.
+            let group = self.groups[(first.wrapping_add(n) % count) as usize].try_lock();
+            if let Some(mut group) = group
+                && group.free == group.desc.free_clusters
+                && group.busy.take().is_some()
+            {
                 self.loaded.fetch_sub(1, Ordering::Relaxed);
             }
         }
