@@ -370,7 +370,6 @@ impl FileSystem for F2fs {
 
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
         self.check_open()?;
-        let _open = self.open_to_changes()?;
         self.report_corruption(self.trim_range(cx, start, len, min_len))
     }
 

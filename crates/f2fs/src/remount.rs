@@ -60,13 +60,14 @@ impl F2fs {
             (false, true) => self.become_read_only(cx, &new),
             (false, false) => {
                 let before = self.start_tasks(&new)?;
-                // Checkpoints are enabled in spite of files that cannot be written.
-                let synced = match self.is_cp_disabled() && new.checkpoint_off.is_none() {
+                // Most data is written while changes continue. Checkpoints are enabled in spite of files that cannot be written.
+                let synced = self.sync_volume_unmerged(cx);
+                let switched = match self.is_cp_disabled() && new.checkpoint_off.is_none() {
                     true => Ok(()),
-                    false => self.sync_volume_unmerged(cx),
+                    false => synced,
                 };
                 let switched =
-                    synced.and_then(|()| self.switch_checkpoints(new.checkpoint_off, cx));
+                    switched.and_then(|()| self.switch_checkpoints(new.checkpoint_off, cx));
                 if let Err(error) = switched {
                     self.join_tasks_except(before);
                     return Err(error);
@@ -263,6 +264,8 @@ impl F2fs {
     /// Aborts the volume as a power cut would, after writing what `mode` requires.
     pub(crate) fn shut_down(&self, cx: &Cx, mode: steadfs_vfs::ShutdownMode) -> Result<()> {
         use steadfs_vfs::{SHUT_DOWN, ShutdownMode};
+        // No thaw in between: what is written then is not yet durable.
+        let _one = self.remount.begin();
         let written = match mode {
             // A frozen volume is written already.
             ShutdownMode::Sync | ShutdownMode::FlushLog if self.is_frozen() => Ok(()),

@@ -41,6 +41,7 @@ impl F2fs {
 
     /// Discards free blocks in a byte range; returns the number of bytes.
     pub(crate) fn trim_range(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
+        let open = self.open_to_changes()?;
         self.check_writable()?;
         let tag = cx.tag;
         let Some(granularity) = self.queue.geometry().discard_granularity else {
@@ -63,17 +64,20 @@ impl F2fs {
         let end = within(end).min(self.layout.main_blocks());
         let min = u32::try_from(min_len.max(granularity).div_ceil(block)).unwrap_or(u32::MAX);
         let mut blocks = 0;
-        while let Some(run) = self.segments().allocate_free_run(at..end, min) {
-            if cx.is_killed() {
-                self.segments().release(run);
-                return Err(FsError::Interrupted);
-            }
+        drop(open);
+        loop {
+            // For one run: a freeze waits for it, and changes wait for the freeze.
+            let _open = self.open_to_changes()?;
+            self.check_writable()?;
+            cx.check_killed()?;
+            let Some(run) = self.segments().allocate_free_run(at..end, min) else {
+                break;
+            };
             at = run.start.0 - self.layout.main_start + run.len;
             let result = self.discard_run(run, tag);
             self.segments().release(run);
             result?;
             blocks += u64::from(run.len);
-            self.check_writable()?;
         }
         Ok(blocks * block)
     }
