@@ -450,7 +450,11 @@ impl Actor {
     }
 
     fn hints(&mut self) {
-        let Some(ino) = self.pick(|_| true) else {
+        let is_open = |attr: &Attr| {
+            let sealed = [InodeFlags::IMMUTABLE, InodeFlags::APPEND];
+            sealed.iter().all(|flag| !attr.flags.contains(*flag))
+        };
+        let Some(ino) = self.pick(is_open) else {
             return;
         };
         let hints = [self.random.below(256) as u8 & SETTABLE_HINTS];
