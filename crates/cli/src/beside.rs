@@ -31,7 +31,7 @@ impl NewFile {
             name.push(target.file_name().unwrap_or_default());
             name.push(format!(".{}-{number}", std::process::id()));
             let path = target.with_file_name(name);
-            // What is to have less rights has them at the end, and nobody reads it before.
+            // It gets the rights of the old file at the end, and no other user may read it before.
             let mode = match target.symlink_metadata() {
                 Ok(_) => 0o600,
                 Err(_) => 0o666,

@@ -24,6 +24,7 @@ use crate::files;
 use crate::partition;
 use crate::place::{Group, OnVolume, Place, expand, grouped, on_volume, parse};
 use crate::progress::Line;
+use crate::relation::{Relation, relation};
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
 use crate::worker::{self, Content};
@@ -514,38 +515,6 @@ pub fn umask() -> u32 {
     let mask = rustix::process::umask(rustix::fs::Mode::empty());
     rustix::process::umask(mask);
     mask.as_raw_mode()
-}
-
-/// How the volumes of a copy's two sides are related. An image can be open only once.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Relation {
-    Same,
-    /// Partitions of one disk.
-    Beside,
-    Other,
-}
-
-pub fn relation(a: &Path, b: &Path, open: &args::offline::Open) -> Result<Relation, Failure> {
-    if !same_file(partition::file_of(a), partition::file_of(b)) {
-        return Ok(Relation::Other);
-    }
-    // A partition has several names.
-    let place = |image: &Path| partition::window(image, open.sandbox).map(|(_, window)| window);
-    match place(a)? == place(b)? {
-        true => Ok(Relation::Same),
-        false => Ok(Relation::Beside),
-    }
-}
-
-fn same_file(a: &Path, b: &Path) -> bool {
-    if steadfs::is_uri(a) {
-        return a == b;
-    }
-    match (a.metadata(), b.metadata()) {
-        (Ok(a), Ok(b)) if a.rdev() != 0 => a.rdev() == b.rdev(),
-        (Ok(a), Ok(b)) => (a.dev(), a.ino()) == (b.dev(), b.ino()),
-        _ => false,
-    }
 }
 
 /// The result of a copy. Its errors were reported as they occurred; if there are several, their number is reported.

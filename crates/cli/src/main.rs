@@ -48,6 +48,7 @@ mod place;
 mod progress;
 mod quota;
 mod reference;
+mod relation;
 mod remount;
 mod report;
 mod resize;
