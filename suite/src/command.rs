@@ -1,7 +1,7 @@
 //! Runs programs with a time limit.
 
 use std::ffi::OsStr;
-use std::io::Read;
+use std::io::{self, ErrorKind, Read};
 use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::thread;
@@ -87,6 +87,20 @@ where
     run(name, args).expect(0)
 }
 
+/// Starts a program, which a test may just have copied: a process that another test forks meanwhile has the copy open for
+/// writing until it runs its own program.
+fn start(command: &mut Command) -> io::Result<Child> {
+    let end = Instant::now() + PATIENCE;
+    loop {
+        match command.spawn() {
+            Err(error) if error.kind() == ErrorKind::ExecutableFileBusy && Instant::now() < end => {
+                thread::sleep(Duration::from_millis(10));
+            }
+            started => return started,
+        }
+    }
+}
+
 /// Runs `command` to its end, at most for `limit`.
 ///
 /// # Panics
@@ -98,7 +112,7 @@ pub fn finish(mut command: Command, limit: Duration) -> Outcome {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap_or_else(|e| panic!("{line}: {e}"));
+    let mut child = start(&mut command).unwrap_or_else(|e| panic!("{line}: {e}"));
     let out = drain(child.stdout.take());
     let err = drain(child.stderr.take());
     let status =
