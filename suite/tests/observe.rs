@@ -244,6 +244,7 @@ fn waiting_requests_are_listed_with_their_steps() {
             "flush of the file",
             "lock",
             "checkpoint",
+            "another request",
         ];
         let steps = found["steps"].as_array().unwrap();
         assert!(!steps.is_empty(), "{found}");
