@@ -485,12 +485,10 @@ impl QueueState {
             return BoostOutcome::AlreadyDispatched;
         };
         let (phase, old) = (request.phase, request.tag);
-        let knows_waiters = request.epoch == self.epoch;
-        if phase == Phase::Dispatched || self.parked.contains(&id) {
+        let is_of_policy = request.epoch == self.epoch;
+        if is_of_policy && (phase == Phase::Dispatched || self.parked.contains(&id)) {
             // The policy learns that a task waits for what it has dispatched.
-            if knows_waiters {
-                self.sched.boost(id.io_id(), tag, nanos(now));
-            }
+            self.sched.boost(id.io_id(), tag, nanos(now));
         }
         if phase == Phase::Dispatched {
             return BoostOutcome::AlreadyDispatched;
