@@ -45,6 +45,14 @@ pub enum Class {
 }
 
 impl Class {
+    const ALL: [Self; CLASSES] = [
+        Self::Short,
+        Self::Change,
+        Self::Io,
+        Self::Bulk,
+        Self::Control,
+    ];
+
     /// A request's class; `None` if it is served at once in any case, because other requests wait for it.
     pub fn of(raw: &RawRequest<'_>, control: impl Fn(u64) -> bool) -> Option<Self> {
         Some(match raw.header.opcode {
@@ -163,6 +171,13 @@ pub struct Queued {
     interrupted: bool,
 }
 
+/// A request that was queued, and its slot.
+#[must_use = "it is served"]
+pub struct Waiting {
+    queued: Queued,
+    slot: Slot,
+}
+
 /// What serves a queued request.
 pub enum Waiter {
     /// The thread that frees a slot calls this, which serves the request; that thread then gives back the new slot.
@@ -183,8 +198,8 @@ pub struct Admission {
     queued: AtomicUsize,
     /// Whether a thread is being killed. Never called under the lock: a contained server asks its broker.
     is_dying: fn(u32) -> bool,
-    /// The slots if no thread is refused.
-    all_slots: [Limits; CLASSES],
+    /// About as many slots are there if no thread is refused.
+    threads: usize,
     state: Mutex<AdmissionState>,
 }
 
@@ -220,34 +235,28 @@ impl Admission {
             uncounted: uncounted(&limits).map(AtomicUsize::new),
             queued: AtomicUsize::new(0),
             is_dying,
-            all_slots: limits,
+            threads,
             state: Mutex::new(Rank::Leaf, state),
         }
     }
 
-    /// Reduces the slots: only `threads` threads could be created, one of which has to stay free.
-    pub fn shrink(&self, threads: usize) {
-        let mut slots = threads;
-        while slots > 1 && max_in_service(slots) >= threads {
-            slots -= 1;
-        }
+    /// Has as many slots as `threads` threads can serve, one of which has to stay free, but not more than at first. Returns
+    /// whether these are all. Requests that wait for new slots are left to [`Admission::next_waiting`].
+    pub fn follow_threads(&self, threads: usize) -> bool {
+        let enough = |&slots: &usize| slots == 1 || max_in_service(slots) < threads;
+        let slots = (1..=self.threads).rev().find(enough).unwrap_or(1);
         let limits = Limits::of(slots);
-        let mut state = self.state.lock();
-        if limits[Class::Io as usize].all < state.limits[Class::Io as usize].all {
-            self.set_limits(&mut state, limits);
-        }
-    }
-
-    /// Ends what [`Admission::shrink`] began: threads can be created again.
-    pub fn restore(&self) {
-        self.set_limits(&mut self.state.lock(), self.all_slots);
-    }
-
-    fn set_limits(&self, state: &mut AdmissionState, limits: [Limits; CLASSES]) {
-        state.limits = limits;
+        self.state.lock().limits = limits;
         for (bound, new) in self.uncounted.iter().zip(uncounted(&limits)) {
             bound.store(new, Ordering::Relaxed);
         }
+        slots == self.threads
+    }
+
+    /// Slots for reads and writes of all users.
+    #[cfg(test)]
+    pub fn io_slots(&self) -> usize {
+        self.state.lock().limits[Class::Io as usize].all
     }
 
     /// Takes a slot for a request of `user`. `None`: the request that `queued` returns is queued until there is one.
@@ -286,12 +295,19 @@ impl Admission {
 
     /// Gives a slot back, then serves the requests queued for it, or wakes the thread that does.
     pub fn leave(&self, slot: Slot) {
-        let mut slot = slot;
-        while let Some((queued, next)) = self.release(slot) {
-            slot = next;
+        if let Some(waiting) = self.release(slot) {
+            self.serve(waiting);
+        }
+    }
+
+    /// Serves a queued request and those that wait for its slot, or wakes the thread that does.
+    pub fn serve(&self, waiting: Waiting) {
+        let mut next = Some(waiting);
+        while let Some(Waiting { queued, slot }) = next {
             let interrupted = queued.interrupted;
             if interrupted && (self.is_dying)(queued.pid) {
                 queued.end();
+                next = self.release(slot);
                 continue;
             }
             let admitted = Verdict::Admitted { slot, interrupted };
@@ -299,11 +315,23 @@ impl Admission {
                 Waiter::Thread(thread) => return thread.set(admitted),
                 Waiter::Message(serve) => serve(admitted),
             }
+            next = self.release(slot);
         }
     }
 
+    /// A queued request for which there is a slot.
+    pub fn next_waiting(&self) -> Option<Waiting> {
+        if self.queued.load(Ordering::SeqCst) == 0 {
+            return None;
+        }
+        let mut state = self.state.lock();
+        Class::ALL
+            .iter()
+            .find_map(|&class| self.take_next(&mut state, class))
+    }
+
     /// Gives a slot back; returns the next request with its slot.
-    fn release(&self, slot: Slot) -> Option<(Queued, Slot)> {
+    fn release(&self, slot: Slot) -> Option<Waiting> {
         let Slot { class, user } = slot;
         let in_service = &self.in_service[class as usize];
         let mut state = match user {
@@ -323,6 +351,11 @@ impl Admission {
                 self.state.lock()
             }
         };
+        self.take_next(&mut state, class)
+    }
+
+    /// Takes the next request of the class out of the queue if there is a slot for it.
+    fn take_next(&self, state: &mut AdmissionState, class: Class) -> Option<Waiting> {
         let user = state.next(class)?;
         if !self.take(class, state.max(class, user)) {
             return None;
@@ -332,7 +365,8 @@ impl Admission {
         let (_, queued) = account.queue.pop_front()?;
         self.queued.fetch_sub(1, Ordering::AcqRel);
         let user = Some(user);
-        Some((queued, Slot { class, user }))
+        let slot = Slot { class, user };
+        Some(Waiting { queued, slot })
     }
 
     /// Records that the caller of a queued request got a signal, and ends its wait if it is being killed; returns whether the

@@ -143,13 +143,8 @@ impl Interrupts {
         served.node.store(header.nodeid, Ordering::Relaxed);
         served.opcode.store(header.opcode, Ordering::Release);
         served.unique.store(header.unique, Ordering::SeqCst);
-        if self.early.load(Ordering::SeqCst) > 0 {
-            let mut state = self.state.lock();
-            if state.take_early(header.unique) {
-                served.interrupt(header.unique);
-            }
-            self.early
-                .store(state.early_interrupts.len(), Ordering::SeqCst);
+        if self.forget_early(header.unique) {
+            served.interrupt(header.unique);
         }
     }
 
@@ -184,22 +179,41 @@ impl Interrupts {
         threads.iter().filter_map(waiting).collect()
     }
 
-    /// Records that the caller of this request got a signal. `queue` searches the queued requests first.
-    pub fn interrupt(&self, unique: u64, queue: impl FnOnce() -> bool) {
+    /// Records that the caller of this request got a signal. `queue` searches the queued requests.
+    pub fn interrupt(&self, unique: u64, queue: impl Fn() -> bool) {
         if queue() {
             return;
         }
-        let mut state = self.state.lock();
-        // Before the threads are searched: one that begins the request later sees it, and waits for the lock.
-        self.early.fetch_add(1, Ordering::SeqCst);
-        let serves =
-            |thread: &&ServiceThread| thread.served.unique.load(Ordering::SeqCst) == unique;
-        match state.threads.iter().find(serves) {
-            Some(thread) => thread.served.interrupt(unique),
-            None => state.put_early(unique),
+        {
+            let mut state = self.state.lock();
+            // Before the threads are searched: one that begins the request later sees it, and waits for the lock.
+            self.early.fetch_add(1, Ordering::SeqCst);
+            let serves =
+                |thread: &&ServiceThread| thread.served.unique.load(Ordering::SeqCst) == unique;
+            match state.threads.iter().find(serves) {
+                Some(thread) => thread.served.interrupt(unique),
+                None => state.put_early(unique),
+            }
+            self.early
+                .store(state.early_interrupts.len(), Ordering::SeqCst);
         }
+        // A request that was queued after the first search and before it was remembered was not found by
+        // `forget_early` either.
+        if self.early.load(Ordering::SeqCst) > 0 && queue() {
+            self.forget_early(unique);
+        }
+    }
+
+    /// Forgets an interrupt that came before its request; returns whether there is one.
+    pub fn forget_early(&self, unique: u64) -> bool {
+        if self.early.load(Ordering::SeqCst) == 0 {
+            return false;
+        }
+        let mut state = self.state.lock();
+        let is_early = state.take_early(unique);
         self.early
             .store(state.early_interrupts.len(), Ordering::SeqCst);
+        is_early
     }
 }
 

@@ -163,9 +163,7 @@ impl Session {
                 Answer::Done
             }
             Op::Interrupt { unique } => {
-                self.interrupts
-                    .interrupt(unique, || self.admission.interrupt(unique));
-                watch_interrupted(&self.admission);
+                self.interrupt(unique);
                 Answer::Silent
             }
             // Opens and closes need no messages: files have no state between open and close, the page cache stays
@@ -185,6 +183,19 @@ impl Session {
             }
             Op::Release { .. } | Op::Releasedir => Answer::Done,
             _ => self.enter(request, out),
+        }
+    }
+
+    fn interrupt(&self, unique: u64) {
+        self.interrupts
+            .interrupt(unique, || self.admission.interrupt(unique));
+        watch_interrupted(&self.admission);
+    }
+
+    /// To be called after a request was queued: its INTERRUPT may have come before that.
+    pub(crate) fn was_queued(&self, unique: u64) {
+        if self.interrupts.forget_early(unique) {
+            self.interrupt(unique);
         }
     }
 

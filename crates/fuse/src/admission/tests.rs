@@ -3,14 +3,6 @@ use steadfs_rt::Random;
 use super::*;
 
 const THREADS: usize = 128;
-const ALL: [Class; CLASSES] = [
-    Class::Short,
-    Class::Change,
-    Class::Io,
-    Class::Bulk,
-    Class::Control,
-];
-
 /// No caller is killed.
 fn admission(threads: usize) -> Admission {
     Admission::new(threads, |_| false)
@@ -51,7 +43,7 @@ fn long_requests_of_one_user_leave_slots_for_short_requests_and_other_users() {
     let (io, _) = crowd(&admission, Class::Io, 1000);
     let (short, _) = crowd(&admission, Class::Short, 1000);
     assert_eq!((bulk.len(), io.len(), short.len()), (8, 64, 32));
-    for class in ALL {
+    for class in Class::ALL {
         assert!(enter(&admission, class, 0, 1).is_ok(), "{class:?}");
     }
 }
@@ -97,24 +89,64 @@ fn every_class_of_every_user_fits_the_threads_there_are() {
     for threads in 1..300 {
         let admission = admission(threads);
         let mut in_service = 0;
-        for class in ALL {
+        for class in Class::ALL {
             for user in 0..300 {
                 in_service += usize::from(enter(&admission, class, user, 1).is_ok());
             }
         }
         assert_eq!(in_service, max_in_service(threads));
-        admission.shrink(3);
+        admission.follow_threads(3);
     }
     let admission = admission(THREADS);
-    admission.shrink(20);
-    let served: usize = ALL
+    assert!(!admission.follow_threads(20));
+    let served: usize = Class::ALL
         .map(|class| crowd(&admission, class, 1).0.len())
         .iter()
         .sum();
     assert!((CLASSES..20).contains(&served), "{served}");
-    admission.restore();
+    assert!(admission.follow_threads(max_in_service(THREADS) + 1));
     let limits = admission.state.lock().limits;
     assert_eq!(limits, Limits::of(THREADS));
+}
+
+#[test]
+fn new_slots_go_to_requests_that_wait() {
+    let admission = admission(THREADS);
+    admission.follow_threads(9);
+    let (slots, waits) = crowd(&admission, Class::Io, 1);
+    assert!(admission.next_waiting().is_none());
+    admission.follow_threads(usize::MAX);
+    while let Some(waiting) = admission.next_waiting() {
+        admission.serve(waiting);
+    }
+    let is_served = |wait: &&Wait| matches!(wait.0.get(), Some(Verdict::Admitted { .. }));
+    let served = waits.iter().take_while(is_served).count();
+    assert_eq!(slots.len() + served, admission.io_slots());
+    assert!(waits.iter().skip(served).all(|wait| wait.0.get().is_none()));
+}
+
+#[test]
+fn an_interrupt_that_comes_before_its_request_is_queued_is_not_lost() {
+    let admission = Admission::new(THREADS, |pid| pid == 7);
+    let interrupts = crate::interrupt::Interrupts::new();
+    let interrupt = || interrupts.interrupt(5000, || admission.interrupt(5000));
+    let (_slots, _waits) = crowd(&admission, Class::Bulk, 7);
+    interrupt();
+    let wait = enter(&admission, Class::Bulk, 7, 5000).err().unwrap();
+    assert!(wait.0.get().is_none());
+    assert!(interrupts.forget_early(5000));
+    interrupt();
+    assert!(matches!(wait.0.get(), Some(Verdict::Interrupted)));
+    // Queued between the search of the queue and that of the threads.
+    let late = std::cell::OnceCell::new();
+    interrupts.interrupt(6000, || {
+        let found = admission.interrupt(6000);
+        late.get_or_init(|| enter(&admission, Class::Bulk, 7, 6000).err().unwrap());
+        found
+    });
+    let verdict = late.get().and_then(|wait| wait.0.get());
+    assert!(matches!(verdict, Some(Verdict::Interrupted)));
+    assert!(!interrupts.forget_early(6000));
 }
 
 #[test]
@@ -199,7 +231,7 @@ fn every_queued_request_is_served() {
         });
     };
     for unique in 0..20_000 {
-        let class = ALL[random.below(CLASSES)];
+        let class = Class::ALL[random.below(CLASSES)];
         match enter(&admission, class, random.below(4) as u32, unique) {
             Ok(slot) => here.push(slot),
             Err(wait) => waits.push(wait),

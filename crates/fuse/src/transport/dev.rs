@@ -8,8 +8,8 @@
 //! reads the next one. Problem: a message holds up to 1 MiB. Rule: above [`QUEUED_BYTES_MAX`] of queued messages, a
 //! buffered write is cut to its first [`SHORT_WRITE_BYTES`]; its caller continues after the short count.
 //!
-//! Where a thread is refused, the pool has as many slots as it has threads for; each second it tries again, and the first
-//! thread that is created gives back all slots. Requests of rings have threads of their own, whatever happens here.
+//! Where a thread is refused, the pool has as many slots as it has threads for ([`REFUSED_PAUSE`], [`STARTED_PAUSE`]).
+//! Requests of rings have threads of their own, whatever happens here.
 
 use std::io::IoSlice;
 use std::os::fd::OwnedFd;
@@ -36,8 +36,10 @@ const HEADER_BYTES: usize = 4096;
 const IOVECS_MAX: usize = 1000;
 /// Bytes of queued messages above which writes are cut.
 const QUEUED_BYTES_MAX: usize = 32 << 20;
-/// How long after a refused thread the pool tries to create another.
+/// How long after a refused thread the pool tries to create another, which gives it another slot.
 const REFUSED_PAUSE: Duration = Duration::from_secs(1);
+/// How long after a thread that was created then, until there are threads for all slots.
+const STARTED_PAUSE: Duration = Duration::from_millis(10);
 static ZEROS: [u8; 65536] = [0; 65536];
 
 /// Threads that read the device.
@@ -74,39 +76,54 @@ impl PoolThreads {
         }
     }
 
-    /// Counts and starts another thread if fewer than `max` exist. If it is refused, the others continue. `admission`: the
-    /// slots that follow the number of threads.
-    fn grow(&self, admission: Option<&Admission>, start: impl FnOnce() -> std::io::Result<()>) {
+    /// Counts and starts another thread if fewer than `max` exist. If it is refused, the others continue. `follows`: whether
+    /// the requests that need a slot come to this pool.
+    fn grow(
+        &self,
+        admission: &Admission,
+        follows: bool,
+        start: impl FnOnce() -> std::io::Result<()>,
+    ) {
         let more = |n| (n < self.max).then_some(n + 1);
         let order = Ordering::Relaxed;
         if self.existing.fetch_update(order, order, more).is_err() {
             return;
         }
         self.idle.fetch_add(1, order);
-        let refused = start().inspect_err(|error| {
+        let started = start().inspect_err(|error| {
             tracing::debug!(%error, "cannot create another service thread");
             self.idle.fetch_sub(1, order);
+            self.existing.fetch_sub(1, order);
         });
-        match (refused, admission) {
-            (Ok(()), Some(admission)) if self.retry_at.swap(0, order) > 0 => admission.restore(),
-            (Ok(()), _) => {}
-            (Err(_), admission) => {
-                let threads = self.existing.fetch_sub(1, order) - 1;
-                if let Some(admission) = admission {
-                    // One thread has to stay free to read.
-                    admission.shrink(threads);
-                    let retry_at = now() + REFUSED_PAUSE;
-                    self.retry_at.store(retry_at.0, order);
-                }
-            }
+        if started.is_ok() && !self.was_refused() {
+            return;
         }
+        let threads = match follows {
+            true => self.existing.load(order),
+            false => usize::MAX,
+        };
+        let retry_at = match (admission.follow_threads(threads), started) {
+            (true, _) => 0,
+            (false, Ok(())) => (now() + STARTED_PAUSE).0,
+            (false, Err(_)) => (now() + REFUSED_PAUSE).0,
+        };
+        self.retry_at.store(retry_at, order);
+    }
+
+    /// Whether a thread was refused, and the pool has not yet as many as all slots need.
+    fn was_refused(&self) -> bool {
+        self.retry_at.load(Ordering::Relaxed) > 0
     }
 
     /// Counts a thread as busy. Returns whether the pool has to grow.
     fn begin(&self) -> bool {
         let was_last = self.idle.fetch_sub(1, Ordering::Relaxed) == 1;
-        let retry_at = self.retry_at.load(Ordering::Relaxed);
-        was_last || retry_at > 0 && now().0 >= retry_at
+        was_last || self.was_refused() && now().0 >= self.retry_at.load(Ordering::Relaxed)
+    }
+
+    /// Counts a thread as idle. Returns whether it is one too many: more than `readers` and two are.
+    fn end(&self, readers: usize) -> bool {
+        self.idle.fetch_add(1, Ordering::Relaxed) >= readers + 2 && !self.was_refused()
     }
 }
 
@@ -161,8 +178,20 @@ impl DevPool {
     /// Starts another reader if the pool has not all that it may have.
     fn grow(self: &Arc<Self>) {
         let session = &self.mount_threads.session;
-        let slots = (!session.uses_uring()).then_some(&*session.admission);
-        self.threads.grow(slots, || self.add());
+        self.threads
+            .grow(&session.admission, !session.uses_uring(), || self.add());
+    }
+
+    /// Serves queued requests if there are slots for them: there may be more slots than before.
+    fn serve_waiting(self: &Arc<Self>) {
+        let admission = &self.mount_threads.session.admission;
+        while let Some(waiting) = admission.next_waiting() {
+            if self.threads.begin() {
+                self.grow();
+            }
+            admission.serve(waiting);
+            self.threads.end(self.readers);
+        }
     }
 
     /// The loop of a reader.
@@ -172,6 +201,7 @@ impl DevPool {
         let mut message = vec![0; size];
         let mut out = self.mount_threads.session.reply_buf();
         let reader = self.mount_threads.register_reader();
+        self.serve_waiting();
         while !self.mount_threads.are_parked() {
             let taken = reader.wait(|| rustix::io::read(&*device, &mut message[..]));
             let len = match taken {
@@ -200,7 +230,7 @@ impl DevPool {
             if let Some(slot) = slot {
                 self.mount_threads.session.admission.leave(slot);
             }
-            if self.threads.idle.fetch_add(1, Ordering::Relaxed) >= self.readers + 2 {
+            if self.threads.end(self.readers) {
                 break;
             }
         }
@@ -248,7 +278,11 @@ impl DevPool {
             let serve = move |verdict| pool.serve_queued(&device, &message, verdict);
             Queued::of(&header, Waiter::Message(Box::new(serve)))
         };
-        session.admission.enter(class, header.uid, queued).map(Some)
+        let slot = session.admission.enter(class, header.uid, queued);
+        if slot.is_none() {
+            session.was_queued(header.unique);
+        }
+        slot.map(Some)
     }
 
     /// Copies a message that is to be queued. A large one takes the buffer itself.
@@ -390,7 +424,7 @@ fn send(device: &OwnedFd, unique: u64, error: i32, out: &ReplyBuf) -> Result<(),
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::admission::Class;
+    use crate::admission::{Class, max_in_service};
 
     /// Requests of one user that get a slot.
     fn admitted(admission: &Admission) -> usize {
@@ -402,32 +436,53 @@ mod tests {
         slots.len()
     }
 
+    fn refused() -> std::io::Result<()> {
+        Err(std::io::ErrorKind::WouldBlock.into())
+    }
+
     #[test]
-    fn a_thread_that_was_refused_once_costs_no_slots_for_good() {
-        let refused = || Err(std::io::ErrorKind::WouldBlock.into());
-        let pool = |follows: bool, succeeds: bool| {
-            let (threads, admission) = (PoolThreads::new(200), Admission::new(128, |_| false));
-            let slots = follows.then_some(&admission);
-            threads.grow(slots, || Ok(()));
-            assert!(threads.begin(), "the last one is busy");
-            threads.idle.fetch_add(9, Ordering::Relaxed);
-            assert!(!threads.begin());
-            threads.grow(slots, refused);
-            assert!(!threads.begin(), "too early for another attempt");
-            let due = threads.retry_at.load(Ordering::Relaxed);
-            assert_eq!(due > 0, follows);
-            if succeeds {
-                threads.grow(slots, || Ok(()));
-                assert_eq!(threads.retry_at.load(Ordering::Relaxed), 0);
-            } else if follows {
-                threads.retry_at.store(1, Ordering::Relaxed);
-                assert!(threads.begin(), "another attempt is due");
-            }
-            admitted(&admission)
-        };
-        assert_eq!(pool(true, false), 2);
-        assert_eq!(pool(true, true), 64);
-        // Requests come through rings.
-        assert_eq!(pool(false, false), 64);
+    fn slots_follow_the_threads_until_there_are_enough_for_all() {
+        let (max, admission) = (max_in_service(128) + 1, Admission::new(128, |_| false));
+        let threads = PoolThreads::new(max);
+        threads.grow(&admission, true, || Ok(()));
+        assert!(threads.begin(), "the last one is busy");
+        threads.idle.fetch_add(9, Ordering::Relaxed);
+        assert!(!threads.begin());
+        threads.grow(&admission, true, refused);
+        assert_eq!(admission.io_slots(), 1);
+        assert!(!threads.begin(), "too early for another attempt");
+        threads.retry_at.store(1, Ordering::Relaxed);
+        assert!(threads.begin(), "another attempt is due");
+        for _ in 1..12 {
+            threads.grow(&admission, true, || Ok(()));
+        }
+        let few = admission.io_slots();
+        assert!((2..6).contains(&few), "{few} slots, 12 threads");
+        assert!(!threads.end(2), "a thread that was hard to get stays");
+        threads.grow(&admission, true, refused);
+        assert_eq!(admission.io_slots(), few);
+        for _ in 12..max {
+            threads.grow(&admission, true, || Ok(()));
+        }
+        assert_eq!((admission.io_slots(), threads.was_refused()), (64, false));
+        assert!(threads.end(2));
+        threads.existing.store(max - 1, Ordering::Relaxed);
+        threads.grow(&admission, true, refused);
+        assert!(admission.io_slots() > 60);
+        threads.grow(&admission, true, || Ok(()));
+        assert_eq!(admitted(&admission), 64);
+    }
+
+    #[test]
+    fn requests_of_rings_have_all_slots_whichever_threads_are_refused() {
+        let (threads, admission) = (PoolThreads::new(200), Admission::new(128, |_| false));
+        threads.grow(&admission, true, || Ok(()));
+        // INIT is read before it is known that requests will come through rings.
+        threads.grow(&admission, true, refused);
+        assert!(threads.was_refused() && admission.io_slots() == 1);
+        threads.grow(&admission, false, || Ok(()));
+        assert_eq!((admission.io_slots(), threads.was_refused()), (64, false));
+        threads.grow(&admission, false, refused);
+        assert_eq!((admission.io_slots(), threads.was_refused()), (64, false));
     }
 }

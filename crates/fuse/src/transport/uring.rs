@@ -332,6 +332,7 @@ impl UringPool {
         let slot = match session.admission.enter(class, header.uid, queued) {
             Some(slot) => slot,
             None => {
+                session.was_queued(header.unique);
                 entry.count_payload();
                 self.count_large(entry);
                 if self.large.load(Ordering::Relaxed) > LARGE_ENTRIES_QUEUED && entry.cut_write() {
