@@ -83,6 +83,7 @@ impl Ext4 {
 
     /// Discards free space in a byte range.
     fn trim_range(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
+        let open = self.open_to_changes();
         self.check_writable()?;
         let Some(granularity) = self.queue.geometry().discard_granularity else {
             return Err(FsError::NotSupported("discard on this device"));
@@ -104,6 +105,7 @@ impl Ext4 {
             .blocks_for(min_len.max(granularity))
             .min(u64::from(u32::MAX)) as u32;
         let blocks = bs.blocks_for(start)..end >> bs.bits();
+        drop(open);
         Ok(self.alloc.trim(self, cx, blocks, min)? << bs.bits())
     }
 
@@ -414,7 +416,6 @@ impl FileSystem for Ext4 {
     }
 
     fn trim(&self, cx: &Cx, start: u64, len: u64, min_len: u64) -> Result<u64> {
-        let _open = self.open_to_changes();
         self.report_corruption(self.trim_range(cx, start, len, min_len))
     }
 

@@ -28,7 +28,7 @@ const SHORTAGE_POLL: Duration = Duration::from_millis(10);
 
 impl Allocator {
     /// Discards the free clusters in runs of at least `min` blocks that are within a block range; returns the number of
-    /// blocks discarded.
+    /// blocks discarded. `Busy`: the volume was frozen meanwhile.
     pub fn trim(&self, fs: &Ext4, cx: &Cx, range: Range<u64>, min: u32) -> Result<u64> {
         let geo = fs.geo();
         let mut trimmed = 0;
@@ -73,6 +73,9 @@ impl Allocator {
         let mut at = run.start;
         while at < run.end {
             self.wait_for_shortages();
+            // For one piece: a freeze waits for it, and changes wait for the freeze.
+            let _open = fs.open_to_changes();
+            fs.check_writable()?;
             // Before the allocation: a task that lacks these blocks waits for them.
             let _under_way = fs.freeing.begin();
             let Some(piece) = self.take_for_trim(fs, no, at..run.end)? else {

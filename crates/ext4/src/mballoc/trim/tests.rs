@@ -204,3 +204,27 @@ fn blocks_just_freed_are_trimmed() {
         fs.close().unwrap();
     });
 }
+
+#[test]
+fn a_freeze_does_not_wait_for_the_end_of_a_trim() {
+    sim::run(sim::Config::new(1), || {
+        let fs = slow_volume("ext4", MountOptions::default());
+        // The trim pauses before each piece.
+        fs.alloc.enter_shortage();
+        let trim = {
+            let fs = Arc::clone(&fs);
+            spawn("trimmer", move || {
+                FileSystem::trim(&*fs, &Cx::default(), 0, u64::MAX, 0)
+            })
+        };
+        sleep(Duration::from_millis(1_020));
+        let began = now();
+        fs.freeze().unwrap();
+        let waited = began.elapsed();
+        assert!(waited < Duration::from_millis(500), "{waited:?}");
+        assert_eq!(trim.join(), Err(FsError::Busy));
+        fs.alloc.leave_shortage();
+        fs.thaw().unwrap();
+        fs.close().unwrap();
+    });
+}
