@@ -10,7 +10,8 @@ use crate::split::Split;
 /// Unit of requests, in bytes.
 const SECTOR: u64 = 512;
 
-/// A [`Map`] over a device, which it reads as that says. It can be written if it is one segment, a window; else it is read-only.
+/// A [`Map`] over a device, which it reads as that says. It can be written if it is one segment of whole logical blocks, a
+/// window; else it is read-only.
 pub struct MappedDevice {
     below: Arc<dyn Device>,
     map: Map,
@@ -38,8 +39,9 @@ impl MappedDevice {
                 ));
             }
         }
-        let is_window = map.as_window().is_some_and(|at| at.is_multiple_of(SECTOR))
-            && map.size().is_multiple_of(SECTOR)
+        let unit = u64::from(below.geometry().logical_block);
+        let is_window = map.as_window().is_some_and(|at| at.is_multiple_of(unit))
+            && map.size().is_multiple_of(unit)
             && map.size() <= below.geometry().size;
         let writable = Geometry {
             size: map.size() / SECTOR * SECTOR,
@@ -107,7 +109,12 @@ impl MappedDevice {
                 let offset = std::mem::replace(&mut bio.offset, at);
                 vec![(bio, moved_back(offset, done))]
             }
-            _ => self.read_pieces(bio, done),
+            _ if bio.op == Op::Read => self.read_pieces(bio, done),
+            _ => {
+                let error = IoError::of(&bio, "not within one segment of whole blocks");
+                done(bio, Err(error));
+                Vec::new()
+            }
         }
     }
 

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use sha2::{Digest, Sha256};
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Buf, Device, MemDevice, Queue, QueueOptions, wait_all};
+use steadfs_block::{Bio, Buf, Device, Done, Geometry, MemDevice, Queue, QueueOptions, wait_all};
 
 use crate::{
     DeviceBytes, JoinedDevice, Map, MappedDevice, Source, SparseImage, is_sparse, is_super,
@@ -77,6 +77,52 @@ fn a_window_is_read_and_written() {
     assert!(*queue.read(0, 8192, tag).unwrap() == expected[4096..12288]);
     let error = queue.read(8192, 512, tag).unwrap_err();
     assert_eq!(error.offset, 8192, "{error}");
+}
+
+/// A device with larger logical blocks.
+struct LargeBlocks(Arc<MemDevice>, Geometry);
+
+impl Device for LargeBlocks {
+    fn geometry(&self) -> &Geometry {
+        &self.1
+    }
+
+    fn start(&self, bio: Bio, done: Done) {
+        self.0.start(bio, done);
+    }
+
+    fn help(&self, until: &dyn Fn() -> bool) {
+        self.0.help(until);
+    }
+}
+
+/// What lies across blocks can be read, but a write of it would have to read them first.
+#[test]
+fn a_window_that_is_not_of_whole_blocks_is_read_only() {
+    let bytes = pattern(64 << 10);
+    let memory = Arc::new(MemDevice::from_bytes(&bytes));
+    let geometry = Geometry {
+        logical_block: 4096,
+        ..memory.geometry().clone()
+    };
+    let below: Arc<dyn Device> = Arc::new(LargeBlocks(Arc::clone(&memory), geometry));
+    for (start, len, read_only) in [
+        (63 * 512, 8192, true),
+        (4096, 8704, true),
+        (4096, 8192, false),
+    ] {
+        let window = MappedDevice::window(Arc::clone(&below), start, len).unwrap();
+        assert_eq!(window.geometry().read_only, read_only, "{start} {len}");
+        let queue = queue(Arc::new(window));
+        let read = queue.read(0, 4096, IoTag::default()).unwrap();
+        assert!(*read == bytes[start as usize..start as usize + 4096]);
+        let write = Bio::write(0, vec![Buf::zeroed(4096)]);
+        let written = queue.submit(write, IoTag::default()).wait();
+        assert_eq!(written.is_err(), read_only);
+    }
+    let mut expected = bytes;
+    expected[4096..8192].fill(0);
+    assert!(memory.to_bytes() == expected);
 }
 
 #[test]
