@@ -2,7 +2,7 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::Path;
 
 use rustix::fs::IFlags;
@@ -155,7 +155,12 @@ fn compressed_files_are_made_and_released() {
         assert!(is_compressed(&file), "{name}");
         let saved = said("get_cblocks");
         assert!(saved > 100, "{name}: {saved}");
+        let before = fs::metadata(&file).unwrap();
         assert_eq!(said("release_cblocks"), saved);
+        let released = fs::metadata(&file).unwrap();
+        assert_eq!(released.blocks(), before.blocks() - 8 * saved, "{name}");
+        let ctime = |m: &fs::Metadata| (m.ctime(), m.ctime_nsec());
+        assert!(ctime(&released) > ctime(&before), "{name}");
         assert!(
             fs::OpenOptions::new()
                 .write(true)

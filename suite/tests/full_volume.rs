@@ -3,8 +3,10 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::MetadataExt;
 
-use rustix::fs::{Mode, OFlags};
+use rustix::fs::{FallocateFlags, Mode, OFlags};
+use rustix::io::Errno;
 use steadfs_suite::generate::Numbers;
 use steadfs_suite::{Compare, Image, LoopDevice, Scratch, SteadMount, Tree, run, steadfs};
 
@@ -41,6 +43,28 @@ fn lost_pages_of_a_mapping_are_reported_and_do_not_keep_a_volume_mounted() {
     );
     assert_eq!(mount.wait(), 0);
     drop(device);
+    image.check_clean();
+}
+
+/// Linux' FUSE fetches no attributes after a call that has failed.
+#[test]
+fn the_blocks_of_an_allocation_that_failed_are_shown() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "small.img", 24 * MIB, &["-t", "ext4", "-m", "0"]);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let free = || rustix::fs::statvfs(mount.root()).unwrap().f_bavail;
+    let file = File::create(mount.join("file")).unwrap();
+    file.sync_all().unwrap();
+    let before = free();
+    assert_eq!(file.metadata().unwrap().blocks(), 0);
+    let failed = rustix::fs::fallocate(&file, FallocateFlags::KEEP_SIZE, 0, 1 << 30);
+    assert_eq!(failed, Err(Errno::NOSPC));
+    let block = rustix::fs::statvfs(mount.root()).unwrap().f_frsize;
+    let taken = (before - free()) * block;
+    assert!(taken > MIB, "{taken}");
+    assert_eq!(file.metadata().unwrap().blocks() * 512, taken);
+    drop(file);
+    mount.unmount();
     image.check_clean();
 }
 

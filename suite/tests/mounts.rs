@@ -15,7 +15,9 @@ use rustix::mount::{MountFlags, mount_remount};
 use steadfs_suite::command::{PATIENCE, finish};
 use steadfs_suite::scratch::{mounts_below, unmount_when_idle};
 use steadfs_suite::stead::program;
-use steadfs_suite::{Image, LoopDevice, Scratch, SteadMount, run, steadfs, steadfs_when_idle};
+use steadfs_suite::{
+    Image, LoopDevice, Scratch, SteadMount, run, steadfs, steadfs_when_idle, succeed,
+};
 
 #[path = "mounts/files.rs"]
 mod files;

@@ -98,9 +98,7 @@ pub(crate) fn serve(
         }
         SETFLAGS => {
             let (flags, _) = u32::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
-            fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?;
-            call.volume.attributes_changed(call.ino);
-            Ok(())
+            set_flags(call, fs.flags(&call.cx, call.ino)?.flags, InodeFlags(flags))
         }
         FSGETXATTR => get_fsxattr(call, arg, out),
         FSSETXATTR => set_fsxattr(call, data),
@@ -138,6 +136,8 @@ pub(crate) fn serve(
             // One that failed may have dropped content as well.
             if answer.as_ref().map_or(fs.tracks_files(), is_stale) {
                 call.volume.content_dropped(call.ino);
+            } else if fs.ioctl_changes_files(cmd) {
+                call.volume.attributes_changed(call.ino);
             }
             let answer = answer?.ok_or(Errno::NOTTY)?;
             out.bytes[head..head + 4].copy_from_slice(&answer.result.to_ne_bytes());
@@ -170,6 +170,17 @@ fn get_fsxattr(call: &Call<'_>, arg: &wire::IoctlIn, out: &mut ReplyBuf) -> Outc
     reply(out, arg, zerocopy::IntoBytes::as_bytes(&value))
 }
 
+fn set_flags(call: &Call<'_>, old: InodeFlags, new: InodeFlags) -> Outcome {
+    let protects = |flag| new.contains(flag) && !old.contains(flag);
+    if protects(InodeFlags::IMMUTABLE) || protects(InodeFlags::APPEND) {
+        // Changes of shared mappings are written first: later they would be refused, and dropped.
+        call.volume.content_dropped(call.ino);
+    }
+    call.volume.fs.set_flags(&call.cx, call.ino, new)?;
+    call.volume.attributes_changed(call.ino);
+    Ok(())
+}
+
 fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
     let fs = &*call.volume.fs;
     let (new, _) = wire::Fsxattr::read_from_prefix(data).map_err(|_| Errno::INVAL)?;
@@ -187,7 +198,7 @@ fn set_fsxattr(call: &Call<'_>, data: &[u8]) -> Outcome {
         }
     }
     if flags != old.flags.0 {
-        fs.set_flags(&call.cx, call.ino, InodeFlags(flags))?;
+        set_flags(call, old.flags, InodeFlags(flags))?;
     }
     if new.projid != old.project {
         fs.set_project(&call.cx, call.ino, new.projid)?;

@@ -247,7 +247,11 @@ impl Notifier {
             };
             drop(queue);
             // File offsets are below 2^63.
-            self.send(node, bytes.start as i64, (bytes.end - bytes.start) as i64);
+            self.send(
+                node,
+                bytes.start as i64,
+                bytes.end.saturating_sub(bytes.start) as i64,
+            );
             queue = self.queue.lock();
             queue.sent_count += 1;
             self.sent.notify_all();

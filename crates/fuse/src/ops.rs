@@ -2,6 +2,8 @@
 
 mod data;
 
+use std::ops::Range;
+
 use rustix::io::Errno;
 use steadfs_base::{InodeNo, IoTag, Timestamp, Urgency};
 use steadfs_vfs::names::is_dots;
@@ -153,7 +155,16 @@ impl Call<'_> {
                     return Err(Errno::OPNOTSUPP.into());
                 }
                 let kills = self.may_kill(self.ino, !self.cx.fsetid)?;
-                fs.fallocate(&self.cx, self.ino, mode, arg.offset, arg.length)?;
+                let result = fs.fallocate(&self.cx, self.ino, mode, arg.offset, arg.length);
+                if result.is_err() {
+                    let bytes = match mode {
+                        FallocMode::Allocate { .. } => None,
+                        // What is behind the range may have moved.
+                        _ => Some(arg.offset..i64::MAX as u64),
+                    };
+                    self.may_have_changed(self.ino, bytes);
+                }
+                result?;
                 self.killed(self.ino, kills);
                 Ok(())
             }
@@ -255,8 +266,11 @@ impl Call<'_> {
             // truncation clears them only if the flag is set.
             kill_priv: has(fattr::KILL_SUIDGID) || has(fattr::UID) || has(fattr::GID),
         };
-        let attr = self.volume.fs.setattr(&self.cx, self.ino, &set)?;
-        out.put(&self.volume.translate.attr_out(&attr));
+        let attr = self.volume.fs.setattr(&self.cx, self.ino, &set);
+        if attr.is_err() {
+            self.may_have_changed(self.ino, None);
+        }
+        out.put(&self.volume.translate.attr_out(&attr?));
         Ok(())
     }
 
@@ -353,6 +367,15 @@ impl Call<'_> {
     fn killed(&self, ino: InodeNo, kills: bool) {
         if kills {
             self.volume.attributes_changed(ino);
+        }
+    }
+
+    /// Invalidates the attributes, and pages of these bytes, after a call that has failed: it may have done a part, and the
+    /// kernel expects that it has done nothing.
+    fn may_have_changed(&self, ino: InodeNo, bytes: Option<Range<u64>>) {
+        self.volume.attributes_changed(ino);
+        if let Some(bytes) = bytes {
+            self.volume.pages_changed(ino, bytes);
         }
     }
 

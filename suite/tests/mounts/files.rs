@@ -19,6 +19,38 @@ fn other_users_can_read_a_volume_without_acls() {
     mount.unmount();
 }
 
+/// Stores into a mapping, then makes the file immutable through a descriptor that is open for reading.
+const STORE_AND_PROTECT: &str = "
+import fcntl, mmap, os, struct, sys
+with open(sys.argv[1], 'w+b') as file, open(sys.argv[1], 'rb') as other:
+    file.truncate(8192)
+    with mmap.mmap(file.fileno(), 8192) as mapped:
+        mapped[:] = b'stored before the flag..' * 341 + b'12345678'
+        flags, = struct.unpack('Q', fcntl.ioctl(other, 0x80086601, bytes(8)))
+        flags |= int(sys.argv[2], 16)
+        fcntl.ioctl(other, 0x40086602, struct.pack('Q', flags))
+";
+
+/// As in Linux's ext4; the flag would else refuse what the mapping holds when it is written.
+#[test]
+fn what_a_mapping_holds_is_written_before_its_file_is_protected() {
+    let scratch = Scratch::new();
+    let image = image(&scratch);
+    for flag in ["10", "20"] {
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        let file = mount.join(flag);
+        let path = file.to_str().unwrap();
+        succeed("python3", ["-c", STORE_AND_PROTECT, path, flag]);
+        mount.unmount();
+        let mount = SteadMount::new(&scratch, image.path(), "");
+        let mut expected = b"stored before the flag..".repeat(341);
+        expected.extend(b"12345678");
+        assert!(fs::read(mount.join(flag)).unwrap() == expected, "{flag}");
+        mount.unmount();
+    }
+    image.check_clean();
+}
+
 #[test]
 fn names_have_at_most_255_bytes() {
     let scratch = Scratch::new();

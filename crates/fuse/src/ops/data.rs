@@ -146,8 +146,15 @@ impl Call<'_> {
             let from = (self.ino, arg.off_in.saturating_add(done));
             let to = (to, arg.off_out.saturating_add(done));
             self.volume.fs.copy_range(&self.cx, from, to, n)
-        })?;
+        });
+        if copied.is_err() {
+            let bytes = arg.off_out..arg.off_out.saturating_add(arg.len);
+            self.may_have_changed(to, Some(bytes));
+        }
+        let copied = copied?;
         self.killed(to, kills);
+        // The kernel does not expect that the time of the last access changes.
+        self.volume.attributes_changed(self.ino);
         if wide {
             out.put(&wire::CopyFileRangeOut {
                 bytes_copied: copied,
