@@ -315,13 +315,15 @@ impl Ext4 {
             let options = self.options.read();
             (options.common.resuid, options.common.resgid)
         };
-        let sb = self.sb.lock();
-        let (uid, gid) = sb.reserved_owner();
+        let ((uid, gid), reserved) = {
+            let sb = self.sb.lock();
+            (sb.reserved_owner(), sb.reserved_blocks())
+        };
         let (uid, gid) = (resuid.unwrap_or(uid), resgid.unwrap_or(gid));
-        let privileged = cx.uid == 0
-            || cx.uid == uid
-            || (gid != 0 && (cx.gid == gid || cx.groups.contains(&gid)));
-        if privileged { 0 } else { sb.reserved_blocks() }
+        // The group last: it may be a question to the host.
+        let privileged =
+            reserved == 0 || cx.uid == 0 || cx.uid == uid || (gid != 0 && cx.is_in_group(gid));
+        if privileged { 0 } else { reserved }
     }
 
     /// [`Ext4::root_reserved_blocks`] in clusters.

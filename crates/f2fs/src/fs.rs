@@ -144,14 +144,14 @@ impl F2fs {
 
     /// Whether the caller may use the blocks reserved for root.
     pub(crate) fn may_use_reserved(&self, cx: &Cx) -> bool {
-        let options = self.options.read();
-        let is_in = |gid: u32| cx.gid == gid || cx.groups.contains(&gid);
+        let (resuid, resgid) = {
+            let options = self.options.read();
+            (options.common.resuid, options.common.resgid)
+        };
+        // The group last: it may be a question to the host.
         cx.uid == 0
-            || options.common.resuid == Some(cx.uid)
-            || options
-                .common
-                .resgid
-                .is_some_and(|gid| gid != 0 && is_in(gid))
+            || resuid == Some(cx.uid)
+            || resgid.is_some_and(|gid| gid != 0 && cx.is_in_group(gid))
     }
 
     /// Usage as the kernel's statfs reports it.

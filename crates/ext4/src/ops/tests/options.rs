@@ -1,5 +1,7 @@
 //! Options that change results of calls.
 
+use steadfs_vfs::CallerState;
+
 use super::*;
 
 fn world(mkfs: &[&str], list: &str) -> World {
@@ -13,6 +15,20 @@ fn user(uid: u32, gid: u32, groups: &[u32]) -> Cx {
         gid,
         groups: groups.to_vec(),
         ..Cx::default()
+    }
+}
+
+/// A caller whose groups the request does not contain: the kernel sends them only with some that make an inode.
+#[derive(Debug)]
+struct InGroup(u32);
+
+impl CallerState for InGroup {
+    fn is_killed(&self) -> bool {
+        false
+    }
+
+    fn is_in_group(&self, gid: u32) -> bool {
+        gid == self.0
     }
 }
 
@@ -55,7 +71,7 @@ fn fill_with_metadata(world: &World, cx: &Cx, name: &str) -> usize {
 #[test]
 fn only_privileged_users_get_reserved_blocks() {
     let mkfs = &["-t", "ext4", "-b", "1024", "-m", "20", "-N", "64"];
-    for list in ["", "nodelalloc", "resuid=77", "resgid=88"] {
+    for list in ["", "nodelalloc", "resuid=77", "resgid=88", "resgid=99"] {
         let world = world(mkfs, list);
         let reserved = world.fs.sb.lock().reserved_blocks();
         assert!(reserved > 3000, "{reserved}");
@@ -78,6 +94,10 @@ fn only_privileged_users_get_reserved_blocks() {
         let named = match list {
             "resuid=77" => user(77, 1000, &[]),
             "resgid=88" => user(1000, 1000, &[88]),
+            "resgid=99" => Cx {
+                caller_state: Some(Arc::new(InGroup(99))),
+                ..user(1000, 1000, &[])
+            },
             _ => user(0, 0, &[]),
         };
         let most = reserved << 10;
