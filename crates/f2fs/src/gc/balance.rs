@@ -10,6 +10,7 @@ use steadfs_vfs::{FsError, Result};
 
 use super::NOT_IN_VAIN;
 use super::moving::MoveMode;
+use super::stats::Outcome;
 use super::timing::GcMode;
 use crate::checkpoint::Reason;
 use crate::disk::{BLOCK_SIZE, SEGMENT_BLOCKS};
@@ -20,6 +21,8 @@ use crate::segment::{Demand, SpaceGoal, Victim, VictimSearch};
 const OPERATIONS_PER_COUNT: u64 = 32;
 /// Blocks that have to become invalid before a run is repeated that freed nothing.
 const INVALIDATED_BEFORE_RETRY: u64 = SEGMENT_BLOCKS as u64;
+/// After this many sections that cannot be read a run ends: each of them may have kept its caller waiting for seconds.
+const FAILED_SECTIONS_MAX: u32 = 16;
 /// With at most this many free sections a checkpoint follows each emptied one.
 const FREE_SECTIONS_LOW: u32 = 4;
 
@@ -29,7 +32,7 @@ impl F2fs {
     /// itself.
     ///
     /// # Errors
-    /// The device failed, or the volume has aborted.
+    /// A checkpoint failed, or the volume has aborted.
     pub(crate) fn balance(&self, tag: IoTag) -> Result<()> {
         self.gc.note_request();
         let Some(segments) = self.segments.get().filter(|_| self.gc.is_allowed()) else {
@@ -146,12 +149,12 @@ impl F2fs {
     /// Cleans until the goal is reached; the caller holds `gc_lock`.
     ///
     /// # Errors
-    /// `NoSpace`: the goal cannot be reached. A device error.
+    /// `NoSpace`: the goal cannot be reached. A checkpoint failed.
     pub(super) fn collect(&self, goal: SpaceGoal, tag: IoTag) -> Result<()> {
         let segments = self.segments();
         let mut skip = BTreeSet::new();
         let size = self.layout.segments_per_section * SEGMENT_BLOCKS;
-        let (mut emptied, mut cleaned) = (0, 0);
+        let (mut emptied, mut cleaned, mut failed) = (0, 0, 0);
         let (mut pins_forgotten, mut others_are_fuller) = (false, false);
         self.gc.stats.lock().calls[0] += 1;
         for round in 0..u64::from(segments.counts().sections) * 2 + 16 {
@@ -177,7 +180,7 @@ impl F2fs {
             let enough = goal == SpaceGoal::Reserve
                 && (others_are_fuller || most.is_some_and(|most| cleaned >= most));
             let mode = self.gc.mode().0;
-            let victim = match enough {
+            let victim = match enough || failed >= FAILED_SECTIONS_MAX {
                 true => None,
                 false => self.next_victim(&skip),
             };
@@ -187,7 +190,7 @@ impl F2fs {
                     emptied = 0;
                     continue;
                 }
-                if !pins_forgotten && segments.forget_pins() {
+                if failed == 0 && !pins_forgotten && segments.forget_pins() {
                     pins_forgotten = true;
                     continue;
                 }
@@ -200,7 +203,9 @@ impl F2fs {
                 continue;
             }
             cleaned += 1;
-            if self.clean(victim, mode, false, tag)? {
+            let done = self.clean(victim, mode, false, tag)?;
+            failed += u32::from(done.failed);
+            if done.is_emptied() {
                 emptied += 1;
             } else {
                 skip.insert(victim.section);
@@ -240,12 +245,12 @@ impl F2fs {
         let Some(victim) = segments.begin_cleaning(search) else {
             return Ok(None);
         };
-        let emptied = self.clean(victim, GcMode::UrgentHigh, false, tag)?;
+        let done = self.clean(victim, GcMode::UrgentHigh, false, tag)?;
         skip.insert(victim.section);
         if segments.free_sections() <= FREE_SECTIONS_LOW {
             self.checkpoint_for_space(tag)?;
         }
-        Ok(Some(emptied))
+        Ok(Some(done.is_emptied()))
     }
 
     /// Cleans a given section, if it has valid blocks.
@@ -267,14 +272,14 @@ impl F2fs {
         self.gc.gc_lock.try_lock().is_none()
     }
 
-    /// Cleans a victim; returns whether it is free after the next checkpoint.
+    /// Cleans a victim.
     pub(super) fn clean(
         &self,
         victim: Victim,
         mode: GcMode,
         background: bool,
         tag: IoTag,
-    ) -> Result<bool> {
+    ) -> Result<Outcome> {
         let (_, by_age) = self.gc.mode();
         let how = MoveMode {
             by_age: by_age && background && mode != GcMode::UrgentHigh,
@@ -286,7 +291,7 @@ impl F2fs {
         let size = self.layout.segments_per_section * SEGMENT_BLOCKS;
         let mut stats = self.gc.stats.lock();
         stats.count(victim, size, done, mode, background);
-        Ok(done.is_emptied())
+        Ok(done)
     }
 
     pub(super) fn checkpoint_for_space(&self, tag: IoTag) -> Result<()> {

@@ -62,44 +62,69 @@ impl F2fs {
                 self.segments().resume_at(section, segment);
                 break;
             }
-            let owners = match self.segments().owners(segment, &self.queue, tag) {
-                Ok(owners) => owners,
-                Err(error) if error.is_corruption() => {
-                    self.record_corruption(&error);
-                    outcome.left += 1;
-                    continue;
-                }
-                Err(error) => return Err(error),
+            let owners = self.segments().owners(segment, &self.queue, tag);
+            let Some(owners) = self.unless_left(owners, section, &mut outcome)? else {
+                continue;
             };
             if owners.is_empty() {
                 continue;
             }
+            let at = (section, segment);
             if kind.is_node() {
                 outcome.node_segments += 1;
-                self.mark_nodes(segment, &owners, tag, &mut outcome)?;
+                self.mark_nodes(at, &owners, tag, &mut outcome)?;
             } else {
                 outcome.data_segments += 1;
-                let at = (section, segment);
                 self.move_data(at, &owners, mode, tag, &mut outcome)?;
             }
         }
         Ok(outcome)
     }
 
+    /// The result for one segment, node or file. One that cannot be read or contradicts itself stays where it is (`None`),
+    /// and the section is not chosen again soon: cleaning is for others, and goes on with what else there is.
+    ///
+    /// # Errors
+    /// `NoSpace`: nothing else can be moved either. The volume has stopped.
+    fn unless_left<T>(
+        &self,
+        result: Result<T>,
+        section: u32,
+        outcome: &mut Outcome,
+    ) -> Result<Option<T>> {
+        let error = match result {
+            Ok(done) => return Ok(Some(done)),
+            Err(error) => error,
+        };
+        if error == FsError::NoSpace || self.check_writable().is_err() {
+            return Err(error);
+        }
+        let is_first = self.segments().pin(section);
+        if error.is_corruption() {
+            self.record_corruption(&error);
+        } else if is_first {
+            tracing::warn!(section, %error, "GC cannot move what is in a section");
+        }
+        outcome.left += 1;
+        outcome.failed = true;
+        Ok(None)
+    }
+
     /// Marks the nodes of a segment dirty.
     fn mark_nodes(
         &self,
-        segment: SegNo,
+        (section, segment): (u32, SegNo),
         owners: &[(u32, Owner)],
         tag: IoTag,
         outcome: &mut Outcome,
     ) -> Result<()> {
         for &(offset, owner) in owners {
             let addr = self.layout.block_in(segment, offset);
-            if self.mark_node(owner.nid, addr, tag)? {
-                outcome.marked_nodes += 1;
-            } else if self.segments().is_valid(addr) {
-                outcome.left += 1;
+            let marked = self.mark_node(owner.nid, addr, tag);
+            match self.unless_left(marked, section, outcome)? {
+                Some(true) => outcome.marked_nodes += 1,
+                Some(false) if self.segments().is_valid(addr) => outcome.left += 1,
+                Some(false) | None => {}
             }
         }
         Ok(())
@@ -141,17 +166,13 @@ impl F2fs {
         let mut files: BTreeMap<Nid, FileBlocks> = BTreeMap::new();
         for &(offset, owner) in owners {
             let addr = self.layout.block_in(segment, offset);
-            match self.find_owner(owner, addr, tag) {
-                Ok(Some((inode, block))) => {
-                    let work = files.entry(inode.nid()).or_insert_with(|| FileBlocks {
-                        inode,
-                        blocks: Vec::new(),
-                    });
-                    work.blocks.push((block, addr));
-                }
-                Ok(None) => {}
-                Err(error) if error.is_corruption() => self.record_corruption(&error),
-                Err(error) => return Err(error),
+            let found = self.find_owner(owner, addr, tag);
+            if let Some((inode, block)) = self.unless_left(found, section, outcome)?.flatten() {
+                let work = files.entry(inode.nid()).or_insert_with(|| FileBlocks {
+                    inode,
+                    blocks: Vec::new(),
+                });
+                work.blocks.push((block, addr));
             }
         }
         for mut work in files.into_values() {
@@ -160,12 +181,14 @@ impl F2fs {
             if inode.core.read().inline.contains(Inline::PINNED) {
                 self.segments().pin(section);
                 if !mode.background {
-                    self.count_pin(inode)?;
+                    self.unless_left(self.count_pin(inode), section, outcome)?;
                 }
             } else if !inode.is_written_by_cp() {
-                outcome.data_blocks += self.move_file(inode, &work.blocks, mode.by_age, tag)?;
+                let moved = self.move_file(inode, &work.blocks, mode.by_age, tag);
+                outcome.data_blocks += self.unless_left(moved, section, outcome)?.unwrap_or(0);
             } else {
-                outcome.marked_data += self.mark_directory(inode, &work.blocks, tag)?;
+                let marked = self.mark_directory(inode, &work.blocks, tag);
+                outcome.marked_data += self.unless_left(marked, section, outcome)?.unwrap_or(0);
             }
         }
         // Marked blocks are valid until the checkpoint, as are those whose owner was not found.

@@ -1,7 +1,7 @@
 //! Requests for foreground GC, and the sleep of the task that serves them.
 //!
-//! **Rule.** A request is served by a round that began after it; a stopped task serves none, and its waiters clean by
-//! themselves.
+//! **Rule.** A request is served by a round that began after it. A stopped task serves none, and none is served while a freeze
+//! or remount keeps changes out; the waiters clean by themselves then.
 
 use std::io;
 use std::time::Duration;
@@ -32,6 +32,8 @@ struct TaskState {
     /// Foreground rounds begun and ended.
     begun: u64,
     ended: u64,
+    /// The last one that has ended has served nothing.
+    refused: bool,
     /// The thread that serves them.
     server: TaskNo,
 }
@@ -45,8 +47,8 @@ impl GcTask {
         }
     }
 
-    /// Requests a foreground round and waits for one that began after this call. Returns `false` if there is no task;
-    /// the caller cleans then.
+    /// Requests a foreground round and waits for one that began after this call. Returns `false` if there is no task, or if
+    /// it did not serve; the caller cleans then.
     pub fn request(&self, goal: SpaceGoal) -> bool {
         let mut state = self.state.lock();
         if state.running.is_none() || state.stop {
@@ -67,7 +69,7 @@ impl GcTask {
         while state.ended < mine && !state.stop {
             self.served.wait(&mut state);
         }
-        state.ended >= mine
+        state.ended >= mine && !state.refused
     }
 
     /// Whether the task runs.
@@ -151,10 +153,39 @@ impl GcTask {
     }
 
     /// A foreground round has ended.
-    pub fn serve_ended(&self) {
+    pub fn serve_ended(&self, was_served: bool) {
         let mut state = self.state.lock();
         assert!(state.ended < state.begun, "a foreground round was begun");
         state.ended = state.begun;
+        state.refused = !was_served;
         self.served.notify_all();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use steadfs_rt::{sim, try_spawn};
+
+    use super::*;
+
+    #[test]
+    fn a_round_that_could_not_run_is_left_to_its_waiters() {
+        sim::run(sim::Config::new(1), || {
+            let task = Arc::new(GcTask::new());
+            for was_served in [false, true] {
+                let server = Arc::clone(&task);
+                let serve = move || {
+                    server.serve_here();
+                    let (_, goal) = server.sleep(Duration::from_secs(9));
+                    assert_eq!(goal, Some(SpaceGoal::Users));
+                    server.serve_ended(was_served);
+                };
+                task.start(|| try_spawn("gc", serve)).unwrap();
+                assert_eq!(task.request(SpaceGoal::Users), was_served);
+                task.stop();
+            }
+        });
     }
 }

@@ -57,6 +57,8 @@ pub struct Outcome {
     pub marked_nodes: u64,
     /// Blocks that could not be moved.
     pub left: u64,
+    /// Something could not be read, or contradicts itself.
+    pub failed: bool,
 }
 
 impl Outcome {

@@ -26,10 +26,11 @@ impl F2fs {
         })
     }
 
-    fn round(&self, sleep: &mut Sleep, foreground_goal: Option<SpaceGoal>) {
+    /// Returns whether the round was a foreground one.
+    fn round(&self, sleep: &mut Sleep, foreground_goal: Option<SpaceGoal>) -> bool {
         // A freeze or remount in progress joins the task or keeps changes out: it must not wait for this round.
         let Some(_open) = self.remount.try_hold_open() else {
-            return;
+            return false;
         };
         let tunables = *self.gc.tunables.lock();
         let (sleep_times, mode) = (tunables.sleep_times, tunables.mode);
@@ -41,7 +42,8 @@ impl F2fs {
             },
             ..IoTag::default()
         };
-        match sleep.begin(sleep_times, mode, inputs) {
+        let round = sleep.begin(sleep_times, mode, inputs);
+        match round {
             Round::Rest => {}
             Round::Busy => self.gc.stats.lock().skipped_busy += 1,
             Round::InUse => self.gc.stats.lock().skipped_in_use += 1,
@@ -53,6 +55,7 @@ impl F2fs {
             Round::Clean => self.round_in_background(sleep, sleep_times, tag),
         }
         self.gc.tunables.lock().count_round();
+        matches!(round, Round::Serve)
     }
 
     fn round_in_background(&self, sleep: &mut Sleep, sleep_times: SleepTimes, tag: IoTag) {
@@ -81,9 +84,12 @@ impl F2fs {
         };
         sleep.end(sleep_times, true);
         let mut cleaned = self.clean(victim, mode, !sync, tag);
-        if sync && cleaned == Ok(true) {
+        if sync
+            && let Ok(done) = cleaned
+            && done.is_emptied()
+        {
             // An emptied section is free when this checkpoint is durable.
-            cleaned = self.checkpoint_for_space(tag).map(|()| true);
+            cleaned = self.checkpoint_for_space(tag).map(|()| done);
         }
         if let Err(error) = cleaned {
             tracing::warn!(%error, "background GC failed");
@@ -128,9 +134,9 @@ fn run(fs: &Weak<F2fs>, task: &GcTask) {
             (sleep_times, sleep) = (now, Sleep::new(now));
         }
         fault_point("f2fs.gc");
-        fs.round(&mut sleep, foreground_goal);
+        let was_served = fs.round(&mut sleep, foreground_goal);
         if foreground_goal.is_some() {
-            task.serve_ended();
+            task.serve_ended(was_served);
         }
     }
 }

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use steadfs_base::IoTag;
-use steadfs_block::{Bio, Device, DeviceModel, MemDevice, ModelDevice, Op};
+use steadfs_block::{Bio, Device, DeviceModel, FaultDevice, MemDevice, ModelDevice, Op};
 use steadfs_cache::WritebackReason;
 use steadfs_rt::sim::{Config, run};
 use steadfs_rt::{Random, sleep, spawn};
@@ -40,10 +40,9 @@ fn volume(args: &[&str], mib: u64) -> Arc<MemDevice> {
     image.device()
 }
 
-fn open(device: &Arc<MemDevice>, options: &str, write: bool) -> Arc<F2fs> {
+fn open(device: Arc<dyn Device>, options: &str, write: bool) -> Arc<F2fs> {
     let mut options = MountOptions::parse(options).unwrap();
     options.common.read_only = !write;
-    let device = Arc::clone(device) as Arc<dyn Device>;
     let opened = F2fs::open(device, options, CacheSizes::of(8 << 20));
     opened.unwrap().0
 }
@@ -65,6 +64,7 @@ impl Drop for Full {
 /// Files whose blocks each begin with a number that the model knows.
 struct Full {
     device: Arc<MemDevice>,
+    faults: Arc<FaultDevice>,
     fs: Arc<F2fs>,
     files: Vec<(Arc<Inode>, Vec<u64>)>,
     random: Random,
@@ -75,7 +75,8 @@ struct Full {
 
 impl Full {
     fn new(device: Arc<MemDevice>, options: &str, seed: u64) -> Self {
-        let fs = open(&device, options, true);
+        let faults = FaultDevice::new(Arc::clone(&device));
+        let fs = open(Arc::clone(&faults) as _, options, true);
         let files = (0..FILES).map(|n| {
             let name = format!("file{n}");
             let cx = Cx::default();
@@ -85,6 +86,7 @@ impl Full {
         let files = files.collect();
         Self {
             device,
+            faults,
             fs,
             files,
             random: Random::new(seed),
@@ -168,7 +170,7 @@ impl Full {
         // On a copy: GC continues on this volume, and its old places are discarded.
         let copy = Arc::new(self.device.copy());
         fsck(&copy);
-        let again = open(&copy, "", false);
+        let again = open(copy, "", false);
         for fs in [&self.fs, &again] {
             for (inode, blocks) in &self.files {
                 let inode = fs.inode(inode.nid(), tag()).unwrap();
@@ -219,6 +221,41 @@ fn a_full_volume_is_overwritten_by_lfs() {
 #[test]
 fn large_sections_are_cleaned() {
     full_and_rewritten(&["-s", "4"], 512, "mode=lfs");
+}
+
+/// As in Linux: what GC cannot move stays where it is, and is nobody's error but of those who read it.
+#[test]
+fn blocks_that_cannot_be_read_stay_and_others_are_cleaned() {
+    simulated(21, || {
+        let mut full = Full::new(volume(&[], 64), "mode=lfs", 21);
+        full.fill();
+        // The first block of some sections, of some blocks of the SSA, and of some nodes.
+        let layout = &full.fs.layout;
+        let (main, ssa) = (layout.main_start, layout.ssa_start);
+        let bad: Vec<u32> = (0..layout.main_segments)
+            .flat_map(|n| {
+                [
+                    (n % 3 == 0).then_some(main + n * 512),
+                    (n % 7 == 1).then_some(ssa + n),
+                ]
+            })
+            .flatten()
+            .collect();
+        let is_bad = bad.clone();
+        full.faults.fail(move |bio| {
+            let blocks = (bio.offset >> 12) as u32..((bio.offset + bio.len) >> 12) as u32;
+            bio.op == Op::Read && is_bad.iter().any(|at| blocks.contains(at))
+        });
+        full.fs.forget_clean();
+        full.rewrite(rounds());
+        full.sync();
+        let failures = full.faults.failures();
+        let stats = full.fs.gc.stats();
+        println!("{failures} failures, {stats:?}");
+        assert!(failures > 0 && stats.victims > 0, "{failures}");
+        full.faults.fail(|_| false);
+        full.verify();
+    });
 }
 
 /// With SSR, not IPU: checkpoints make invalid blocks of dirty segments usable.
@@ -280,7 +317,7 @@ fn many_dirty_inodes_are_written_on_a_full_volume() {
 fn change_many_inodes() {
     for options in ["", "gc_policy=2013"] {
         let device = volume(&[], 128);
-        let fs = open(&device, options, true);
+        let fs = open(Arc::clone(&device) as _, options, true);
         let cx = Cx::default();
         let dir = fs.mkdir(&cx, fs.root(), b"full", 0o755).unwrap().ino;
         let mut inodes = Vec::new();

@@ -312,8 +312,9 @@ impl Segments {
     }
 
     /// A section has blocks that GC must not move; [forgotten](Self::forget_pins) when there is no other victim.
-    pub fn pin(&self, section: u32) {
-        self.inner.lock().manager.gc.pinned.insert(section);
+    /// Returns whether it had none.
+    pub fn pin(&self, section: u32) -> bool {
+        self.inner.lock().manager.gc.pinned.insert(section)
     }
 
     /// Forgets the pinned sections, because files may have been unpinned; returns whether there were any.
