@@ -246,3 +246,49 @@ fn attributes_that_callers_may_not_change_are_restored() {
     mount.unmount();
     check("f2fs", &image);
 }
+
+/// Names of a server that was killed get their places again: a listing that goes on, or that the kernel has in part, has each
+/// of them once.
+#[test]
+fn listings_have_each_name_once() {
+    let scratch = Scratch::new();
+    let linear = Image::mke2fs(
+        &scratch,
+        "e.img",
+        64 * MIB,
+        &["-t", "ext4", "-O", "^dir_index"],
+    );
+    let buckets = f2fs::mkfs(&scratch, "f.img", 128 * MIB, "-q");
+    for (kind, image) in [("ext4", &linear), ("f2fs", &buckets)] {
+        let mount = SteadMount::new(&scratch, image.path(), OPTIONS);
+        let dir = mount.join("dir");
+        fs::create_dir(&dir).unwrap();
+        let mut names: Vec<_> = (0..1000).map(|n| format!("file{n}")).collect();
+        for name in &names {
+            File::create(dir.join(name)).unwrap();
+        }
+        names.sort();
+        let list = |listing: fs::ReadDir| {
+            let names = listing.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+            let mut names: Vec<_> = names.collect();
+            names.sort();
+            names
+        };
+        let mut begun = fs::read_dir(&dir).unwrap();
+        let mut first: Vec<_> = begun
+            .by_ref()
+            .take(50)
+            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+            .collect();
+        replace(&mount, &mut Numbers::new(1));
+        for _ in 0..2 {
+            assert!(list(fs::read_dir(&dir).unwrap()) == names, "{kind}");
+        }
+        first.extend(list(begun));
+        first.sort();
+        assert!(first == names, "{kind}: {} of {}", first.len(), names.len());
+        fs::remove_dir_all(&dir).unwrap();
+        mount.unmount();
+        check(kind, image);
+    }
+}

@@ -1,5 +1,6 @@
 //! The context of a call: volume, caller and inode; and the errors with which a call can fail.
 
+use std::collections::BTreeSet;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -198,6 +199,15 @@ impl Volume {
     pub fn content_dropped(&self, ino: InodeNo) {
         if let Some(notifier) = self.notifier.get() {
             notifier.content_dropped(self.translate.ids.node(ino));
+        }
+    }
+
+    /// Has the kernel drop what it has of the listings of directories.
+    pub(crate) fn listings_dropped(&self, dirs: &BTreeSet<InodeNo>) {
+        if let Some(notifier) = self.notifier.get() {
+            for dir in dirs {
+                notifier.listing_dropped(self.translate.ids.node(*dir));
+            }
         }
     }
 

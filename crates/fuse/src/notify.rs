@@ -179,6 +179,11 @@ impl Notifier {
         self.drop_pages(node, 0..i64::MAX as u64, CONTENT_WAIT_MAX);
     }
 
+    /// Invalidates the attributes and the cached listing of a directory. No request has to be served for that.
+    pub(crate) fn listing_dropped(&self, node: u64) {
+        self.send(node, 0, 0);
+    }
+
     fn drop_pages(self: &Arc<Self>, node: u64, bytes: Range<u64>, wait_max: Duration) {
         let mut queue = self.queue.lock();
         queue.pending.push_back((node, bytes));

@@ -46,7 +46,7 @@ pub use metrics::{Label, MetricKind, MetricValue, Metrics, TimeHistogram};
 pub use misplaced::OrderlyDirs;
 pub use new_inode::NewInode;
 pub use pending_frees::{FreeGuard, PendingFrees};
-pub use recorded::{RecordedChange, RecordedFile, RecordedInode, RecordedState};
+pub use recorded::{RecordedChange, RecordedFile, RecordedInode, RecordedName, RecordedState};
 pub use remount_state::{AloneGuard, OpenGuard, RemountState};
 pub use stop_state::StopState;
 pub use types::{

@@ -8,7 +8,7 @@
 //!
 //! [`FileSystem::restore`]: crate::FileSystem::restore
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use steadfs_base::InodeNo;
 
@@ -20,9 +20,8 @@ use crate::types::{Attr, FallocMode, FsxAttr};
 pub struct RecordedState {
     /// Inodes that were made, changed or freed.
     pub inodes: BTreeMap<InodeNo, RecordedInode>,
-    /// Names, by directory, that were made, moved or removed: the inode that each leads to. `None`: there is no such
-    /// name.
-    pub names: BTreeMap<(InodeNo, Vec<u8>), Option<InodeNo>>,
+    /// Names, by directory, that were made, moved or removed.
+    pub names: BTreeMap<(InodeNo, Vec<u8>), RecordedName>,
     /// Unlinked inodes that are in use, changed or not: they stay until they are forgotten.
     pub unlinked: Vec<InodeNo>,
 }
@@ -36,6 +35,11 @@ impl RecordedState {
         })
     }
 
+    /// The directories of recorded names.
+    pub fn dirs(&self) -> BTreeSet<InodeNo> {
+        self.names.keys().map(|(dir, _)| *dir).collect()
+    }
+
     /// Adds one lookup of each recorded inode in use, with which the volume is opened for
     /// [`FileSystem::restore`](crate::FileSystem::restore): an inode that has a name at the end may be an orphan on the
     /// volume, which the mount would free. The restoration drops these lookups.
@@ -46,6 +50,15 @@ impl RecordedState {
         }
         counts.extend(all);
     }
+}
+
+/// The last recorded state of a name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RecordedName {
+    /// The inode that it leads to. `None`: there is no such name.
+    pub to: Option<InodeNo>,
+    /// Names are made in this order, so that they get the places that they had: a program may be reading the directory.
+    pub order: u64,
 }
 
 /// The last recorded state of an inode number.

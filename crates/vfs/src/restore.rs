@@ -155,8 +155,7 @@ fn check_names_are_exact<V: RestoreVolume + ?Sized>(
     volume: &V,
     state: &RecordedState,
 ) -> Result<()> {
-    let dirs: BTreeSet<InodeNo> = state.names.keys().map(|(dir, _)| *dir).collect();
-    for dir in dirs {
+    for dir in state.dirs() {
         let mut flags = match state.inodes.get(&dir) {
             Some(RecordedInode::InUse(file)) => file.flags.flags,
             _ => InodeFlags::default(),

@@ -216,6 +216,13 @@ pub fn serve_on(
     };
     stand_by(&mount_threads.session, negotiated, legacy.only_read);
     usable();
+    if let Some(record) = record {
+        // The kernel has parts of their listings, whose names may have other places now.
+        mount_threads
+            .session
+            .volume
+            .listings_dropped(&record.state().dirs());
+    }
     let readers = steadfs_rt::cpu::allowed_cpus().clamp(1, 8);
     let pool = start_readers(&mount_threads, &device, options, readers)?;
     Ok(Served {

@@ -12,7 +12,9 @@ use std::os::fd::BorrowedFd;
 
 use rustix::io::Errno;
 use steadfs_base::InodeNo;
-use steadfs_vfs::{Attr, LookupCounts, RecordedChange, RecordedFile, RecordedInode, RecordedState};
+use steadfs_vfs::{
+    Attr, LookupCounts, RecordedChange, RecordedFile, RecordedInode, RecordedName, RecordedState,
+};
 
 use super::counts::read_counts;
 use super::item::{InodeState, Item, decode};
@@ -48,6 +50,7 @@ pub(crate) struct Found {
 #[derive(Default)]
 struct Fold {
     state: RecordedState,
+    names_read: u64,
     answers: BTreeMap<u64, Answered>,
 }
 
@@ -110,7 +113,10 @@ impl Fold {
                 return;
             }
             Item::Name(dir, name, to) => {
-                self.state.names.insert((dir, name.to_vec()), to);
+                self.names_read += 1;
+                let order = self.names_read;
+                let name = (dir, name.to_vec());
+                self.state.names.insert(name, RecordedName { to, order });
                 return;
             }
             Item::Xattr(ino, name, value) => {

@@ -191,7 +191,7 @@ fn the_last_state_counts() {
     let there = file_of(&found, 10).unwrap();
     assert_eq!((there.attr.size, there.attr.mtime.secs), (5, 2));
     assert_eq!(there.xattrs[&b"user.x"[..]], None);
-    assert_eq!(found.state.names[&(dir, b"a".to_vec())], None);
+    assert_eq!(found.state.names[&(dir, b"a".to_vec())].to, None);
     // Another inode with the number.
     let mut new = inode(10, 1, 1);
     new.is_new = true;
@@ -432,7 +432,11 @@ fn check_kill(file: &OwnedFd, all: &Shared) {
         );
         if let Some(value) = values.begun {
             let name = found.state.names.get(&(InodeNo(ino), b"before".to_vec()));
-            assert_eq!(name, Some(&Some(InodeNo(value))), "what was before");
+            assert_eq!(
+                name.map(|name| name.to),
+                Some(Some(InodeNo(value))),
+                "what was before"
+            );
         }
         if let Some(unique) = values.unanswered {
             let is = |one: &read::Answered| one.unique == unique && one.reply == b"done";

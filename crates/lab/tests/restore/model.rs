@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use steadfs_base::InodeNo;
 use steadfs_vfs::{
     Attr, Cx, FallocMode, FileKind, FileSystem, FsError, FsxAttr, InodeFlags, RecordedChange,
-    RecordedFile, RecordedInode, RecordedState,
+    RecordedFile, RecordedInode, RecordedName, RecordedState,
 };
 
 /// Hints of f2fs that are read and set like an extended attribute, and not listed.
@@ -199,7 +199,11 @@ impl Model {
         RecordedState {
             inodes: self.recorded.iter().map(|ino| (*ino, inode(ino))).collect(),
             names: (self.recorded_names.iter())
-                .map(|name| (name.clone(), self.names.get(name).copied()))
+                .zip(0..)
+                .map(|(name, order)| {
+                    let to = self.names.get(name).copied();
+                    (name.clone(), RecordedName { to, order })
+                })
                 .collect(),
             unlinked: unlinked.map(|(ino, _)| *ino).collect(),
         }

@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use steadfs_base::InodeNo;
 
 use super::{EndState, FoundInode, RestoreVolume, contradiction, end_state};
-use crate::recorded::{RecordedInode, RecordedState};
+use crate::recorded::{RecordedInode, RecordedName, RecordedState};
 use crate::{FileKind, FsError, RenameFlags, Result};
 
 /// A name aside is this with the inode's number.
@@ -93,8 +93,12 @@ impl<'a, V: RestoreVolume + ?Sized> Names<'a, V> {
         make()?;
         self.dying.clear();
         self.emptied.clear();
-        while let Some((to, &ino)) = self.missing.first_key_value() {
-            if !self.place(to.clone())? {
+        let mut left: Vec<Name> = self.missing.keys().cloned().collect();
+        left.sort_by_key(|name| self.state.names.get(name).map(|name| name.order));
+        for to in left {
+            if let Some(&ino) = self.missing.get(&to)
+                && !self.place(to)?
+            {
                 return Err(contradiction("has a name that cannot be restored", ino));
             }
         }
@@ -134,7 +138,7 @@ impl<'a, V: RestoreVolume + ?Sized> Names<'a, V> {
 
     /// Finds names that lead elsewhere than recorded, and all names in directories that are removed.
     fn compare_names(&mut self) -> Result<()> {
-        for ((dir, name), &want) in &self.state.names {
+        for ((dir, name), &RecordedName { to: want, .. }) in &self.state.names {
             let there = match self.volume.find_inode(*dir)? {
                 Some(_) if self.dying.contains(dir) => None,
                 Some(found) if !found.is_dir() => {
