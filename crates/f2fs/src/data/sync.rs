@@ -137,7 +137,15 @@ impl F2fs {
     pub(crate) fn sync_by_checkpoint(&self, inode: &Inode, tag: IoTag) -> Result<()> {
         self.request_checkpoint(tag)?;
         self.flush_written(inode, tag)?;
-        self.restore_parent(inode, tag)
+        // All is durable, whatever the parent is like.
+        match self.restore_parent(inode, tag) {
+            Err(error) if error.is_corruption() => self.record_corruption(&error),
+            Err(error) => {
+                tracing::debug!(%error, ino = %inode.nid(), "the next fsync needs a checkpoint, too");
+            }
+            Ok(()) => {}
+        }
+        Ok(())
     }
 
     /// Ends an fsync that had no nodes to write: another fsync or a checkpoint in flight may be writing this file's

@@ -133,8 +133,8 @@ impl QuotaFile {
             need.nodes += fs.missing_nodes(inode, core, block, tag)?.len() as u64;
         }
         for block in changed.keys().map(|n| u64::from(n / PER_BLOCK)) {
-            if !new.contains(&block) && self.is_hole(fs, core, block, tag)? {
-                return Err(self.corruption("has a hole"));
+            if !new.contains(&block) {
+                self.read_before(fs, core, block, tag)?;
             }
         }
         let mut reservation = fs.space.reservation(need, true)?;
@@ -157,11 +157,22 @@ impl QuotaFile {
         fs.abort_on_error(put())
     }
 
-    fn is_hole(&self, fs: &F2fs, core: &disk::Inode, block: u64, tag: IoTag) -> Result<bool> {
-        Ok(match fs.find_slot(&self.inode, core, block, tag)? {
-            SlotLookup::Slot(slot) => fs.addr_in(core, &slot)? == BlockAddr::NULL,
-            SlotLookup::Missing(_) => true,
-        })
+    /// Reads a block that will be edited: an error after the first change would stop the volume.
+    ///
+    /// # Errors
+    /// The block is a hole, or cannot be read.
+    fn read_before(&self, fs: &F2fs, core: &disk::Inode, block: u64, tag: IoTag) -> Result<()> {
+        let addr = match fs.find_slot(&self.inode, core, block, tag)? {
+            SlotLookup::Slot(slot) => fs.addr_in(core, &slot)?,
+            SlotLookup::Missing(_) => BlockAddr::NULL,
+        };
+        if addr == BlockAddr::NULL {
+            return Err(self.corruption("has a hole"));
+        }
+        if addr.is_block() {
+            fs.main_block(addr, tag)?;
+        }
+        Ok(())
     }
 }
 

@@ -1,6 +1,7 @@
 use std::collections::BTreeMap;
 
 use steadfs_base::InodeNo;
+use steadfs_block::{Bio, FaultDevice, Op};
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FallocMode, FileKind, FileSystem, InodeFlags, SetAttr, SetXattr};
 
@@ -8,6 +9,7 @@ use super::*;
 use crate::checkpoint::Reason;
 use crate::disk::quota::{Entry, tree};
 use crate::test_world::{ROOT, World, fsck};
+use crate::{CacheSizes, MountOptions};
 
 /// All features of volumes that count, with projects.
 const FEATURES: &str = "extra_attr,inode_checksum,sb_checksum,inode_crtime,flexible_inline_xattr,lost_found,\
@@ -502,6 +504,36 @@ fn wrong_quota_files_are_recorded() {
     let bits = u32::from_str_radix(String::from_utf8(bits).unwrap().trim_end(), 16);
     assert_eq!(bits.unwrap() & 0x1000, 0x1000, "quota_need_repair");
     world.fs.close().unwrap();
+}
+
+/// As in Linux they are no reason not to mount; and limits that cannot be stored do not stop the volume.
+#[test]
+fn quota_files_that_cannot_be_read_are_recorded() {
+    let world = World::make_with(FEATURES, 64, "");
+    let nid = world.fs.superblock.quota_inodes()[0].unwrap();
+    let inode = world.fs.inode(nid, IoTag::default()).unwrap();
+    let bad = u64::from(world.fs.slot(&inode, 0, IoTag::default()).unwrap().0) * BLOCK;
+    let device = FaultDevice::new(world.close());
+    let is_bad = move |bio: &Bio| {
+        bio.op == Op::Read && (bio.offset..bio.offset + bio.len).contains(&bad)
+    };
+    let open = || {
+        let options = MountOptions::parse("usrquota").unwrap();
+        let opened = F2fs::open(Arc::clone(&device) as _, options, CacheSizes::of(8 << 20));
+        opened.unwrap().0
+    };
+    let fs = open();
+    fs.forget_clean();
+    device.fail(is_bad);
+    assert!(fs.set_quota_control("quota/user", "grace 100 100").is_err());
+    device.fail(|_| false);
+    fs.mknod(&caller(7, 7), ROOT, b"file", 0o100_644, 0).unwrap();
+    fs.close().unwrap();
+    device.fail(is_bad);
+    let fs = open();
+    assert!(fs.quota.is_wrong());
+    fs.mknod(&caller(7, 7), ROOT, b"other", 0o100_644, 0).unwrap();
+    fs.close().unwrap();
 }
 
 /// The owner of an inode has no entry.

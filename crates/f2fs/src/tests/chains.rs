@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use steadfs_base::IoTag;
 use steadfs_block::{Bio, FaultDevice, MemDevice, Op};
-use steadfs_vfs::FsError;
+use steadfs_vfs::{Cx, FileSystem, FsError, RenameFlags};
 
 use super::checkpoints::{chain_of, check_file, make_file, writable, write_block};
 use super::{mount_device, read_only};
@@ -166,6 +166,33 @@ fn an_unreadable_nat_fails_the_fsync() {
     // Its entry is in the journal of the checkpoint, that of this one in the NAT.
     let other = fs.is_in_checkpoint(Nid(fs.layout.max_nid - 1), tag());
     assert!(matches!(other, Err(FsError::Io(_))), "{other:?}");
+}
+
+/// The parent is looked at only to spare later checkpoints.
+#[test]
+fn an_unreadable_parent_fails_no_fsync() {
+    let (device, fs) = with_faults();
+    let cx = Cx::default();
+    let dir = fs.mkdir(&cx, fs.root(), b"dir", 0o755).unwrap().ino;
+    let make = |name: &[u8]| fs.mknod(&cx, dir, name, 0o100_644, 0).unwrap().ino;
+    for n in 0..200 {
+        make(format!("{n:0>200}").as_bytes());
+    }
+    let file = make(b"old");
+    fs.rename(&cx, (dir, b"old"), (dir, b"new"), RenameFlags::default())
+        .unwrap();
+    fs.sync_all(&cx).unwrap();
+    let inode = fs.by_number(dir, tag()).unwrap();
+    let blocks: Vec<_> = (0..8)
+        .map(|n| u64::from(fs.slot(&inode, n, tag()).unwrap().0) * BLOCK_SIZE as u64)
+        .collect();
+    drop(inode);
+    fs.forget_clean();
+    device.fail(move |bio| bio.op == Op::Read && blocks.contains(&bio.offset));
+    fs.write(&cx, file, 0, b"content", false).unwrap();
+    fs.fsync(&cx, file, false).unwrap();
+    assert!(device.failures() > 0, "the parent was not looked at");
+    assert!(fs.lookup(&cx, dir, b"new").is_err());
 }
 
 /// Leaves `left` blocks that nodes of files can be written to. Returns what was allocated.
