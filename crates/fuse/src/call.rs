@@ -196,10 +196,10 @@ impl Volume {
     }
 
     /// Content of `ino` that the kernel may have cached is not that of the file any more.
-    pub fn content_dropped(&self, ino: InodeNo) {
-        if let Some(notifier) = self.notifier.get() {
-            notifier.content_dropped(self.translate.ids.node(ino));
-        }
+    pub fn content_dropped(&self, ino: InodeNo) -> bool {
+        let node = self.translate.ids.node(ino);
+        let notifier = self.notifier.get();
+        notifier.is_none_or(|notifier| notifier.content_dropped(node))
     }
 
     /// Has the kernel drop what it has of the listings of directories.

@@ -8,6 +8,8 @@
 
 mod verity;
 
+use std::time::Duration;
+
 use rustix::io::Errno;
 use steadfs_vfs::{Cx, FileSystem, FsError, InodeFlags, IoctlAnswer, ShutdownMode};
 use zerocopy::FromBytes;
@@ -42,6 +44,10 @@ const SYNC: u32 = sys::SYNC as u32;
 const UPGRADE: u32 = sys::UPGRADE as u32;
 const KEYS: u32 = sys::KEYS as u32;
 const VERITY: u32 = sys::VERITY as u32;
+
+/// How often the kernel is asked to write what mappings of a file have, each time for as long as a call may wait for it.
+const WRITE_ATTEMPTS_MAX: u32 = 30;
+const WRITE_ATTEMPTS_PAUSE: Duration = Duration::from_millis(100);
 
 /// `FS_XFLAG_*` with the inode flags of the same meaning.
 const XFLAGS: [(u32, InodeFlags); 6] = [
@@ -135,7 +141,7 @@ pub(crate) fn serve(
             let is_stale = |answer: &Option<IoctlAnswer>| answer.as_ref().is_some_and(|a| a.stale);
             // One that failed may have dropped content as well.
             if answer.as_ref().map_or(fs.tracks_files(), is_stale) {
-                call.volume.content_dropped(call.ino);
+                let _ = call.volume.content_dropped(call.ino);
             } else if fs.ioctl_changes_files(cmd) {
                 call.volume.attributes_changed(call.ino);
             }
@@ -170,11 +176,23 @@ fn get_fsxattr(call: &Call<'_>, arg: &wire::IoctlIn, out: &mut ReplyBuf) -> Outc
     reply(out, arg, zerocopy::IntoBytes::as_bytes(&value))
 }
 
+/// Has the kernel write what shared mappings of a file have changed: once the file is protected it would be refused, and
+/// dropped.
+fn write_mapped(call: &Call<'_>) -> Outcome {
+    for _ in 0..WRITE_ATTEMPTS_MAX {
+        if call.volume.content_dropped(call.ino) {
+            return Ok(());
+        }
+        call.cx.check_killed()?;
+        steadfs_rt::sleep(WRITE_ATTEMPTS_PAUSE);
+    }
+    Err(Errno::AGAIN.into())
+}
+
 fn set_flags(call: &Call<'_>, old: InodeFlags, new: InodeFlags) -> Outcome {
     let protects = |flag| new.contains(flag) && !old.contains(flag);
     if protects(InodeFlags::IMMUTABLE) || protects(InodeFlags::APPEND) {
-        // Changes of shared mappings are written first: later they would be refused, and dropped.
-        call.volume.content_dropped(call.ino);
+        write_mapped(call)?;
     }
     call.volume.fs.set_flags(&call.cx, call.ino, new)?;
     call.volume.attributes_changed(call.ino);

@@ -174,9 +174,10 @@ impl Notifier {
         }
     }
 
-    /// Invalidates the attributes and all pages of an inode.
-    pub(crate) fn content_dropped(self: &Arc<Self>, node: u64) {
-        self.drop_pages(node, 0..i64::MAX as u64, CONTENT_WAIT_MAX);
+    /// Invalidates the attributes and all pages of an inode, which writes dirty ones first; returns whether that was done in
+    /// time.
+    pub(crate) fn content_dropped(self: &Arc<Self>, node: u64) -> bool {
+        self.drop_pages(node, 0..i64::MAX as u64, CONTENT_WAIT_MAX)
     }
 
     /// Invalidates the attributes and the cached listing of a directory. No request has to be served for that.
@@ -184,7 +185,7 @@ impl Notifier {
         self.send(node, 0, 0);
     }
 
-    fn drop_pages(self: &Arc<Self>, node: u64, bytes: Range<u64>, wait_max: Duration) {
+    fn drop_pages(self: &Arc<Self>, node: u64, bytes: Range<u64>, wait_max: Duration) -> bool {
         let mut queue = self.queue.lock();
         queue.pending.push_back((node, bytes));
         queue.added += 1;
@@ -196,7 +197,7 @@ impl Notifier {
                 // The next write tries again, and its thread sends this range, too.
                 queue.has_thread = false;
                 tracing::warn!(node, %error, "cannot create fuse-notify: stale pages stay until the next direct write");
-                return;
+                return false;
             }
         }
         self.not_empty.notify_one();
@@ -207,9 +208,10 @@ impl Notifier {
                     ?wait_max,
                     "the kernel has not dropped the pages in time"
                 );
-                return;
+                return false;
             }
         }
+        true
     }
 
     /// Waits until every message is sent that was to be sent; returns whether that is so in time. No other is added.

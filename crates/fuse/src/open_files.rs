@@ -115,7 +115,7 @@ impl Call<'_> {
         self.volume.writers.remove(self.ino, fh);
         let fs = &self.volume.fs;
         if fs.tracks_files() && fs.closed(&self.cx_of(fh), self.ino) {
-            self.volume.content_dropped(self.ino);
+            let _ = self.volume.content_dropped(self.ino);
         }
         Ok(())
     }
@@ -123,7 +123,7 @@ impl Call<'_> {
     /// Serves FLUSH; also before an open. What a process that has ended left unfinished in the file ends with it.
     pub(crate) fn drop_abandoned(&self) -> Outcome {
         if self.volume.fs.drop_abandoned(&self.cx, self.ino) {
-            self.volume.content_dropped(self.ino);
+            let _ = self.volume.content_dropped(self.ino);
         }
         Ok(())
     }

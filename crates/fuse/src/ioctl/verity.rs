@@ -89,7 +89,7 @@ fn seal(call: &Call<'_>, options: &VerityOptions) -> steadfs_vfs::Result<()> {
     let sealed = fs.enable_verity(&call.cx, ino, options);
     // Pages from before were not verified; after an error the file may be sealed nevertheless.
     volume.attributes_changed(ino);
-    volume.content_dropped(ino);
+    let _ = volume.content_dropped(ino);
     sealed
 }
 
