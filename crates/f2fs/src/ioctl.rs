@@ -194,9 +194,11 @@ impl F2fs {
             return Err(FsError::Busy);
         }
         let mut tried = BTreeSet::new();
-        let mut emptied = Some(false);
+        let (mut emptied, mut failed) = (Some(false), false);
         while emptied == Some(false) && tried.len() < GC_ATTEMPTS_MAX {
-            emptied = self.clean_one(&mut tried, cx.tag)?;
+            let done = self.clean_one(&mut tried, cx.tag)?;
+            failed |= done.is_some_and(|done| done.failed);
+            emptied = done.map(|done| done.is_emptied());
         }
         // Files that are not pinned any more are tried again.
         self.segments().forget_pins();
@@ -204,6 +206,7 @@ impl F2fs {
         match emptied {
             Some(true) => Ok(()),
             None if tried.is_empty() => Err(FsError::NoData),
+            _ if failed => Err(unreadable()),
             _ => Err(FsError::Again("a block is in use and could not be moved")),
         }
     }
@@ -221,10 +224,15 @@ impl F2fs {
         }
         let size = u64::from(self.layout.segments_per_section * SEGMENT_BLOCKS);
         let (first, end_section) = ((start - main) / size, (end - main).div_ceil(size));
+        let mut failed = false;
         for section in first..end_section {
-            self.clean_section(section as u32, cx.tag)?;
+            failed |= self.clean_section(section as u32, cx.tag)?.failed;
         }
-        self.checkpoint(Reason::Sync, cx.tag)
+        self.checkpoint(Reason::Sync, cx.tag)?;
+        match failed {
+            true => Err(unreadable()),
+            false => Ok(()),
+        }
     }
 
     fn checkpoint_on_request(&self, cx: &Cx) -> Result<()> {
@@ -368,6 +376,11 @@ impl F2fs {
         }
         Ok(())
     }
+}
+
+/// GC left something where it is.
+fn unreadable() -> FsError {
+    FsError::Io("GC could not read what a section has".to_owned())
 }
 
 #[cfg(test)]

@@ -97,8 +97,8 @@ impl F2fs {
         while failed < FAILED_GC_MAX && lacks() {
             match self.clean_one(&mut skip, tag)? {
                 None => break,
-                Some(true) => self.checkpoint(Reason::Sync, tag)?,
-                Some(false) => failed += 1,
+                Some(done) if done.is_emptied() => self.checkpoint(Reason::Sync, tag)?,
+                Some(_) => failed += 1,
             }
         }
         Ok(())

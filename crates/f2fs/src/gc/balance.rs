@@ -190,7 +190,7 @@ impl F2fs {
                     emptied = 0;
                     continue;
                 }
-                if failed == 0 && !pins_forgotten && segments.forget_pins() {
+                if !pins_forgotten && segments.forget_pins() {
                     pins_forgotten = true;
                     continue;
                 }
@@ -231,8 +231,12 @@ impl F2fs {
     }
 
     /// Cleans the section with the fewest valid blocks and adds it to `skip`, because nodes that were marked dirty are
-    /// in it until a checkpoint. Returns whether the section is empty then; `None` if there is no victim.
-    pub(crate) fn clean_one(&self, skip: &mut BTreeSet<u32>, tag: IoTag) -> Result<Option<bool>> {
+    /// in it until a checkpoint. `None`: there is no victim.
+    pub(crate) fn clean_one(
+        &self,
+        skip: &mut BTreeSet<u32>,
+        tag: IoTag,
+    ) -> Result<Option<Outcome>> {
         let _one = self.gc.gc_lock.lock();
         self.gc.stats.lock().calls[0] += 1;
         let segments = self.segments();
@@ -250,22 +254,23 @@ impl F2fs {
         if segments.free_sections() <= FREE_SECTIONS_LOW {
             self.checkpoint_for_space(tag)?;
         }
-        Ok(Some(done.is_emptied()))
+        Ok(Some(done))
     }
 
     /// Cleans a given section, if it has valid blocks.
     ///
     /// # Errors
-    /// `Busy`: a curseg is in it, or it is being cleaned. A device error.
-    pub(crate) fn clean_section(&self, section: u32, tag: IoTag) -> Result<()> {
+    /// `Busy`: a curseg is in it, or it is being cleaned. `NoSpace`. The volume has stopped.
+    pub(crate) fn clean_section(&self, section: u32, tag: IoTag) -> Result<Outcome> {
         let _one = self.gc.gc_lock.lock();
-        if let Some(victim) = self.segments().begin_cleaning_of(section)? {
-            self.clean(victim, GcMode::UrgentHigh, false, tag)?;
-        }
+        let done = match self.segments().begin_cleaning_of(section)? {
+            Some(victim) => self.clean(victim, GcMode::UrgentHigh, false, tag)?,
+            None => Outcome::default(),
+        };
         if self.segments().free_sections() <= FREE_SECTIONS_LOW {
             self.checkpoint_for_space(tag)?;
         }
-        Ok(())
+        Ok(done)
     }
 
     pub(crate) fn is_gc_running(&self) -> bool {

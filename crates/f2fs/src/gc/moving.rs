@@ -64,6 +64,9 @@ impl F2fs {
             }
             let owners = self.segments().owners(segment, &self.queue, tag);
             let Some(owners) = self.unless_left(owners, section, &mut outcome)? else {
+                if outcome.failed {
+                    break;
+                }
                 continue;
             };
             if owners.is_empty() {
@@ -77,12 +80,16 @@ impl F2fs {
                 outcome.data_segments += 1;
                 self.move_data(at, &owners, mode, tag, &mut outcome)?;
             }
+            if outcome.failed {
+                break;
+            }
         }
         Ok(outcome)
     }
 
-    /// The result for one segment, node or file. One that cannot be read or contradicts itself stays where it is (`None`),
-    /// and the section is not chosen again soon: cleaning is for others, and goes on with what else there is.
+    /// The result for one segment, node or file. One that contradicts itself stays where it is (`None`). So does one that
+    /// cannot be read, and cleaning of the section ends: it cannot become free, and the next block may be as slow to fail. It
+    /// is not chosen again soon. Either is no error of the caller, for whom other sections are cleaned.
     ///
     /// # Errors
     /// `NoSpace`: nothing else can be moved either. The volume has stopped.
@@ -99,14 +106,15 @@ impl F2fs {
         if error == FsError::NoSpace || self.check_writable().is_err() {
             return Err(error);
         }
-        let is_first = self.segments().pin(section);
+        outcome.left += 1;
         if error.is_corruption() {
             self.record_corruption(&error);
-        } else if is_first {
+            return Ok(None);
+        }
+        outcome.failed = true;
+        if self.segments().leave_unreadable(section) {
             tracing::warn!(section, %error, "GC cannot move what is in a section");
         }
-        outcome.left += 1;
-        outcome.failed = true;
         Ok(None)
     }
 
@@ -124,6 +132,7 @@ impl F2fs {
             match self.unless_left(marked, section, outcome)? {
                 Some(true) => outcome.marked_nodes += 1,
                 Some(false) if self.segments().is_valid(addr) => outcome.left += 1,
+                None if outcome.failed => break,
                 Some(false) | None => {}
             }
         }
@@ -167,7 +176,11 @@ impl F2fs {
         for &(offset, owner) in owners {
             let addr = self.layout.block_in(segment, offset);
             let found = self.find_owner(owner, addr, tag);
-            if let Some((inode, block)) = self.unless_left(found, section, outcome)?.flatten() {
+            let found = self.unless_left(found, section, outcome)?.flatten();
+            if outcome.failed {
+                break;
+            }
+            if let Some((inode, block)) = found {
                 let work = files.entry(inode.nid()).or_insert_with(|| FileBlocks {
                     inode,
                     blocks: Vec::new(),
@@ -176,6 +189,9 @@ impl F2fs {
             }
         }
         for mut work in files.into_values() {
+            if outcome.failed {
+                break;
+            }
             work.blocks.sort_unstable();
             let inode = &work.inode;
             if inode.core.read().inline.contains(Inline::PINNED) {

@@ -253,6 +253,10 @@ fn blocks_that_cannot_be_read_stay_and_others_are_cleaned() {
         let stats = full.fs.gc.stats();
         println!("{failures} failures, {stats:?}");
         assert!(failures > 0 && stats.victims > 0, "{failures}");
+        assert!(
+            failures <= 2 * stats.in_vain,
+            "a section ends with its first failure"
+        );
         full.faults.fail(|_| false);
         full.verify();
     });

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use steadfs_rt::now;
 use steadfs_vfs::{FsError, Result};
 
 use super::Segments;
@@ -80,7 +81,7 @@ impl SegmentManager {
     /// Whether a search may choose a section.
     fn is_candidate(&self, search: VictimSearch<'_>, section: u32) -> bool {
         !(search.skip.contains(&section)
-            || self.gc.pinned.contains(&section)
+            || self.gc.is_kept(section)
             || !search.foreground && self.gc.bg_victims.contains(&section))
             && self.may_clean(section)
     }
@@ -95,7 +96,7 @@ impl SegmentManager {
         let goes_on = self.gc.bg_victims.contains(&section)
             && self.sit.dirty_sections().get(section)
             && !search.skip.contains(&section)
-            && !self.gc.pinned.contains(&section)
+            && !self.gc.is_kept(section)
             && self.may_clean(section);
         goes_on.then(|| Victim {
             section,
@@ -312,15 +313,21 @@ impl Segments {
     }
 
     /// A section has blocks that GC must not move; [forgotten](Self::forget_pins) when there is no other victim.
-    /// Returns whether it had none.
-    pub fn pin(&self, section: u32) -> bool {
-        self.inner.lock().manager.gc.pinned.insert(section)
+    pub fn pin(&self, section: u32) {
+        self.inner.lock().manager.gc.pinned.insert(section);
     }
 
-    /// Forgets the pinned sections, because files may have been unpinned; returns whether there were any.
+    /// A section has something that cannot be read; [forgotten](Self::forget_pins) after some minutes. Returns whether
+    /// that is new.
+    pub fn leave_unreadable(&self, section: u32) -> bool {
+        let unreadable = &mut self.inner.lock().manager.gc.unreadable;
+        unreadable.insert(section, now()).is_none()
+    }
+
+    /// Forgets the pinned sections, because files may have been unpinned, and those that could not be read some minutes
+    /// ago; returns whether there were any.
     pub fn forget_pins(&self) -> bool {
-        let mut inner = self.inner.lock();
-        !std::mem::take(&mut inner.manager.gc.pinned).is_empty()
+        self.inner.lock().manager.gc.forget_kept()
     }
 
     /// The segments of a section with their types.

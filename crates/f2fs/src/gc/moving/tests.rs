@@ -69,7 +69,7 @@ fn clean_beside_removals() {
     while !done.load(Ordering::Acquire) {
         for section in 0..sections {
             match fs.clean_section(section, IoTag::default()) {
-                Ok(()) | Err(FsError::Busy) => {}
+                Ok(_) | Err(FsError::Busy) => {}
                 Err(error) => panic!("section {section}: {error}"),
             }
         }
