@@ -384,7 +384,7 @@ impl FileSystem for Ext4 {
         self.changed_at(cx, ino, Ext4::removexattr(self, cx, ino, name))
     }
 
-    fn statfs(&self, cx: &Cx) -> Result<StatFs> {
+    fn statfs(&self, _cx: &Cx) -> Result<StatFs> {
         Ok(self.usage())
     }
 

@@ -253,6 +253,11 @@ impl Admission {
         slots == self.threads
     }
 
+    /// Whether there are as many slots as at first.
+    pub fn has_all_slots(&self) -> bool {
+        self.state.lock().limits == Limits::of(self.threads)
+    }
+
     /// Slots for reads and writes of all users.
     #[cfg(test)]
     pub fn io_slots(&self) -> usize {

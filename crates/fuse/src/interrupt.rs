@@ -38,6 +38,10 @@ pub(crate) struct ServedRequest {
     /// 0: the request is answered.
     opcode: AtomicU32,
     node: AtomicU64,
+    /// The request for whose caller a group was asked last, and twice the group, plus 1 if the caller is in it: a request may ask
+    /// several times.
+    asked_of: AtomicU64,
+    asked: AtomicU64,
 }
 
 impl ServedRequest {
@@ -60,7 +64,19 @@ impl CallerState for ServedRequest {
 
     fn is_in_group(&self, gid: u32) -> bool {
         let pid = self.pid.load(Ordering::Relaxed) as u32;
-        pid != 0 && host::is(Question::IsInGroup { pid, gid })
+        if pid == 0 {
+            return false;
+        }
+        let (unique, group) = (self.unique.load(Ordering::Relaxed), u64::from(gid) << 1);
+        let asked = self.asked.load(Ordering::Relaxed);
+        if self.asked_of.load(Ordering::Relaxed) == unique && asked & !1 == group {
+            return asked & 1 != 0;
+        }
+        let is_in = host::is(Question::IsInGroup { pid, gid });
+        self.asked
+            .store(group | u64::from(is_in), Ordering::Relaxed);
+        self.asked_of.store(unique, Ordering::Relaxed);
+        is_in
     }
 
     fn process(&self) -> Option<u64> {

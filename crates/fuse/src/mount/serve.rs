@@ -207,6 +207,7 @@ fn start(
     }
     if let (true, Some(queues)) = (negotiated.uring, queues) {
         UringPool::start(mount_threads, device, queues, options.max_threads)?;
+        pool.leave_slots_to_rings();
     }
     Ok((negotiated, pool))
 }

@@ -108,6 +108,16 @@ impl PoolThreads {
             (false, Err(_)) => (now() + REFUSED_PAUSE).0,
         };
         self.retry_at.store(retry_at, order);
+        // Another thread may have been refused meanwhile.
+        if retry_at == 0 && !admission.has_all_slots() {
+            self.retry_at.store((now() + REFUSED_PAUSE).0, order);
+        }
+    }
+
+    /// All requests that need a slot come through rings from now on.
+    fn leave_slots_to_rings(&self, admission: &Admission) {
+        self.retry_at.store(0, Ordering::Relaxed);
+        admission.follow_threads(usize::MAX);
     }
 
     /// Whether a thread was refused, and the pool has not yet as many as all slots need.
@@ -167,6 +177,13 @@ impl DevPool {
             self.grow();
         }
         Ok(())
+    }
+
+    /// All requests that need a slot come through rings from now on: a thread that was refused costs them none.
+    pub fn leave_slots_to_rings(self: &Arc<Self>) {
+        let session = &self.mount_threads.session;
+        self.threads.leave_slots_to_rings(&session.admission);
+        self.serve_waiting();
     }
 
     /// Starts a reader that is already counted as existing and idle.
@@ -480,7 +497,7 @@ mod tests {
         // INIT is read before it is known that requests will come through rings.
         threads.grow(&admission, true, refused);
         assert!(threads.was_refused() && admission.io_slots() == 1);
-        threads.grow(&admission, false, || Ok(()));
+        threads.leave_slots_to_rings(&admission);
         assert_eq!((admission.io_slots(), threads.was_refused()), (64, false));
         threads.grow(&admission, false, refused);
         assert_eq!((admission.io_slots(), threads.was_refused()), (64, false));
