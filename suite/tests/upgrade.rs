@@ -237,6 +237,35 @@ fn the_old_program_continues_if_the_new_one_cannot() {
     }
 }
 
+/// The mount goes on with the image that it has open, and no server opens the one that has its name now.
+#[test]
+fn an_image_that_was_replaced_is_not_taken_for_the_mounted_one() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "a.img", 16 * MIB, &["-t", "ext4"]);
+    let other = Image::mke2fs(&scratch, "b.img", 16 * MIB, &["-t", "ext4"]);
+    let options = "takeover=on,fuse_transport=dev";
+    let mount = SteadMount::new(&scratch, image.path(), options);
+    fs::write(mount.join("file"), "text").unwrap();
+    let before = fs::read(other.path()).unwrap();
+    fs::rename(other.path(), image.path()).unwrap();
+    let root = mount.root().to_owned();
+    let refused = steadfs(["upgrade".as_ref(), root.as_os_str()]).expect(32);
+    let why = "another file has this name now";
+    assert!(refused.err.contains(why), "{}", refused.err);
+    assert_eq!(fs::read_to_string(root.join("file")).unwrap(), "text");
+    fs::write(root.join("more"), "text").unwrap();
+
+    let server = Pid::from_raw(i32::try_from(mount.pid()).unwrap()).unwrap();
+    kill_process(server, Signal::KILL).unwrap();
+    until("the mount is dead", || {
+        fs::write(root.join("new"), "x").is_err()
+    });
+    assert_ne!(mount.wait(), 0);
+    run("umount", ["-l".as_ref(), root.as_os_str()]);
+    let after = fs::read(image.path()).unwrap();
+    assert!(after == before, "the other image was changed");
+}
+
 #[test]
 fn signals_and_kills_find_the_successor() {
     let scratch = Scratch::new();

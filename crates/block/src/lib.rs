@@ -30,7 +30,7 @@ pub use error::IoError;
 pub use faults::{Fault, FaultDevice};
 pub use file::{ClaimedFile, FileDevice, SyncFileDevice};
 #[cfg(target_os = "linux")]
-pub use file::{Reopen, prepare_rings};
+pub use file::{FileId, Reopen, prepare_rings};
 pub use mem::MemDevice;
 pub use model::{DeviceModel, ModelDevice};
 pub use open_options::{Engine, OpenError, OpenOptions};

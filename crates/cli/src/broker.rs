@@ -11,7 +11,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use signal_hook::iterator::Signals;
-use steadfs::{Broker, Commands, Ended, Error, KernelMount, MountHandle, Options, broker_sockets};
+use steadfs::{
+    Broker, Commands, Ended, Error, KernelMount, MountHandle, Options, ServedFiles, broker_sockets,
+};
 use steadfs_rt::Instant;
 
 use crate::daemon::NullDevice;
@@ -107,7 +109,8 @@ impl Mounting<'_> {
         let reopen = move |claim| steadfs::reopen_for_writing(&path, &options, claim);
         let mounter = KernelMount::new(self.mountpoint);
         let mounter = Arc::new(mounter.map_err(|error| mount_failure(&error.into()))?);
-        let mut broker = Broker::new(requests, Arc::clone(&commands), mounter, Box::new(reopen));
+        let mut broker = Broker::new(requests, Arc::clone(&commands), mounter, Box::new(reopen))
+            .with_files(ServedFiles::new(self.path, &self.options));
         let mut succession = Succession::default();
         loop {
             let ended = self.run(&mut broker, &commands);

@@ -128,7 +128,9 @@ pub fn run_successor(
     let failed = |error: Error| mount_failure(&error);
     let left = broker.take_over().map_err(|error| failed(error.into()))?;
     steadfs::prepare_rings(options);
-    let opened = open_device_again(path, options, left.claimed).map_err(failed)?;
+    let opened = open_device_again(path, options, left.claimed)
+        .and_then(|opened| opened.confirmed_by(&broker))
+        .map_err(failed)?;
     sandbox::enter_as_server()?;
     // Text of a process that may have been taken over: nothing that follows has more rights than that process.
     let legacy = Legacy::read(&File::from(left.legacy)).map_err(system)?;
@@ -294,6 +296,7 @@ fn open_contained(
     device: Result<VolumeDevice, Error>,
     broker: &Arc<BrokerClient>,
 ) -> Result<Volume, Failure> {
+    let device = device.and_then(|device| device.confirmed_by(broker));
     let opened = device.map(|device| {
         let contained = sandbox::enter_as_server();
         contained.map(|()| device.reopened_by(broker).volume())

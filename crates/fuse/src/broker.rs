@@ -26,7 +26,7 @@ use crate::datagram;
 
 pub use client::{BrokerClient, TakenOver};
 pub use commands::{Commands, HandOverError, serve_commands};
-pub use server::{Broker, Ended, Reopen, VolumeFacts};
+pub use server::{Broker, Ended, Reopen, VolumeFacts, VolumeFiles};
 
 /// The longest message in bytes: a cgroup's path is at most 4095.
 const MESSAGE_BYTES_MAX: usize = 8192;

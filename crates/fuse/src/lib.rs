@@ -49,7 +49,7 @@ mod writers;
 
 pub use broker::{
     Broker, BrokerClient, Commands, Ended, HandOverError, Reopen, TakenOver, VolumeFacts,
-    broker_sockets, serve_commands,
+    VolumeFiles, broker_sockets, serve_commands,
 };
 pub use close_result::{CloseResult, CloseResultFd, PendingCloseResult};
 pub use error::MountError;

@@ -10,9 +10,9 @@ mod overlay;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-#[cfg(feature = "mount")]
-use steadfs_block::Reopen;
 use steadfs_block::{Device, FileDevice, Queue, QueueOptions};
+#[cfg(feature = "mount")]
+use steadfs_block::{FileId, Reopen};
 use steadfs_ext4::JournalArea;
 use steadfs_f2fs::read_superblock;
 use steadfs_stack::{DeviceBytes, JoinedDevice, MappedDevice, SparseImage, is_sparse};
@@ -343,6 +343,21 @@ impl Layers {
     /// The devices beside the base.
     fn others(&self) -> impl Iterator<Item = &Arc<FileDevice>> {
         self.journal.iter().chain(&self.devices)
+    }
+
+    /// The files that were opened, in the order of [`Options::files`].
+    ///
+    /// # Errors
+    /// One cannot be examined.
+    #[cfg(feature = "mount")]
+    pub(crate) fn file_ids(&self) -> std::io::Result<Vec<FileId>> {
+        let base = match &self.base {
+            Base::File(file) => Some(file.file_id()),
+            Base::Nbd(_) => None,
+        };
+        let others = self.others().map(|device| device.file_id());
+        let overlay = self.overlay.iter().filter_map(OpenedOverlay::file_id);
+        base.into_iter().chain(others).chain(overlay).collect()
     }
 
     /// Whether anything is over the base that has been used.

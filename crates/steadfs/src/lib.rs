@@ -219,9 +219,9 @@ pub use steadfs_vfs::{
 };
 #[cfg(target_os = "linux")]
 pub use tar::{TarError, TarTree};
-#[cfg(feature = "mount")]
-pub use volume::reopen_for_writing;
 pub use volume::{Error, OpenReport, Volume, VolumeDevice};
+#[cfg(feature = "mount")]
+pub use volume::{ServedFiles, reopen_for_writing};
 
 /// What crates.io shows compiles.
 #[cfg(doctest)]

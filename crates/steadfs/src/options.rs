@@ -248,6 +248,23 @@ impl Options {
         journal.or_else(device)
     }
 
+    /// The files of this host that a volume at `path` is in: the base, an external journal, further devices, an
+    /// overlay.
+    #[cfg(feature = "mount")]
+    pub(crate) fn files<'o>(&'o self, path: &'o Path) -> impl Iterator<Item = &'o Path> {
+        let base = (!crate::nbd::is_uri(path)).then_some(path);
+        let journal = self.ext4.journal_path.as_deref();
+        let devices = self.f2fs.devices.iter().map(PathBuf::as_path);
+        let overlay = match &self.overlay {
+            Some(Overlay::File(file)) => Some(file.as_path()),
+            Some(Overlay::Memory) | None => None,
+        };
+        base.into_iter()
+            .chain(journal)
+            .chain(devices)
+            .chain(overlay)
+    }
+
     /// The options in `list`, and the errors that do not depend on the volume.
     fn read(list: &str) -> (Self, Refusals) {
         let (mut options, mut refused) = Self::take(list);

@@ -18,7 +18,7 @@ use steadfs_vfs::{FileSystem, FsError, RecordedState};
 
 pub use error::Error;
 #[cfg(feature = "mount")]
-pub use served::reopen_for_writing;
+pub use served::{ServedFiles, reopen_for_writing};
 
 use crate::files::InUse;
 use crate::image::Found;

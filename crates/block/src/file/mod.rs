@@ -5,6 +5,7 @@ mod claim;
 mod engine;
 mod guard;
 mod holders;
+mod id;
 mod ioctl;
 mod jobs;
 mod open;
@@ -27,6 +28,7 @@ use std::sync::{Arc, OnceLock};
 
 use steadfs_rt::{Mutex, Rank};
 
+pub use id::FileId;
 pub use open::ClaimedFile;
 pub use ring::prepare_rings;
 pub use sync_device::SyncFileDevice;
@@ -207,6 +209,14 @@ impl FileDevice {
     pub fn image_id(&self) -> Option<(u64, u64)> {
         let found = rustix::fs::fstat(&self.first.target.fd).ok()?;
         (!self.is_block_device()).then_some((found.st_dev, found.st_ino))
+    }
+
+    /// Which file this is.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn file_id(&self) -> std::io::Result<FileId> {
+        FileId::of(&self.first.target.fd)
     }
 
     /// The bytes of an image file behind the last whole sector of the device, which are no part of it: less than a sector.

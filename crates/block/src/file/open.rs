@@ -13,6 +13,7 @@ use rustix::process::{Resource, getrlimit};
 
 use super::claim;
 use super::guard::watch_opens;
+use super::id::FileId;
 use super::transfer::{DirectIo, Target, TargetKind, retry};
 use crate::buf::ALIGN_BYTES;
 use crate::open_options::{OpenError, OpenOptions};
@@ -124,6 +125,14 @@ impl ClaimedFile {
     /// The process has too many descriptors.
     pub fn file(&self) -> std::io::Result<std::fs::File> {
         Ok(self.fd.try_clone()?.into())
+    }
+
+    /// Which file this is.
+    ///
+    /// # Errors
+    /// Those of fstat(2).
+    pub fn file_id(&self) -> std::io::Result<FileId> {
+        FileId::of(&self.fd)
     }
 
     /// The first bytes of an image file, as many as fit, and its length.

@@ -77,6 +77,19 @@ impl BrokerClient {
         }
     }
 
+    /// Reports which files this server has opened ([`VolumeFiles`](super::VolumeFiles)).
+    ///
+    /// # Errors
+    /// Why it is not to use them.
+    pub fn confirm_files(&self, ids: &str) -> Result<(), String> {
+        match self.request(&Request::Files(ids.to_owned())) {
+            Ok((Reply::Done, _)) => Ok(()),
+            Ok((Reply::Refused(why), _)) => Err(why),
+            Ok(_) => Err("the broker knows no files".to_owned()),
+            Err(error) => Err(format!("the broker: {error}")),
+        }
+    }
+
     /// Of a successor: what its predecessor has left.
     ///
     /// # Errors

@@ -22,6 +22,8 @@ pub(super) enum Request {
     Reopen {
         claim: bool,
     },
+    /// The server has opened these files ([`VolumeFiles`](super::VolumeFiles)).
+    Files(String),
     /// What a successor needs if this server ends without handing over; empty: it has none.
     Standby(String),
     /// The file for the records of the mount's calls.
@@ -64,6 +66,7 @@ impl Request {
             Self::Detach => "detach".to_owned(),
             Self::Usable => "usable".to_owned(),
             Self::Reopen { claim } => format!("reopen {}", u8::from(*claim)),
+            Self::Files(ids) => format!("files {ids}"),
             Self::Standby(text) => format!("standby {text}"),
             Self::Record => "record".to_owned(),
             Self::Upgrade => "upgrade".to_owned(),
@@ -119,6 +122,7 @@ impl Request {
             "detach" => Self::Detach,
             "usable" => Self::Usable,
             "reopen" => Self::Reopen { claim: rest == "1" },
+            "files" => Self::Files(rest.to_owned()),
             "standby" => Self::Standby(rest.to_owned()),
             "record" => Self::Record,
             "upgrade" => Self::Upgrade,

@@ -27,6 +27,25 @@ pub struct VolumeFacts {
 /// be done.
 pub type Reopen = Box<dyn Fn(bool) -> Result<Vec<OwnedFd>, String> + Send>;
 
+/// The files of the volume, of which a successor must open the same ones.
+///
+/// **Problem.** A file can be replaced or moved while it is mounted, as rsync and `mv` do, and the mount goes on with
+/// the old one. A successor that opened whatever has the name now would continue the state of one volume on another.
+pub trait VolumeFiles: Send {
+    /// A server has opened the files with these ids: the first one before the mount is made, a successor before it
+    /// reads one.
+    ///
+    /// # Errors
+    /// They are not those that the first server has opened.
+    fn confirm(&mut self, opened: &str) -> Result<(), String>;
+
+    /// Whether a successor would open the same files now.
+    ///
+    /// # Errors
+    /// Why it would not.
+    fn check(&self) -> Result<(), String>;
+}
+
 /// Most descriptors of the connection that are kept for a server: more than it has threads. Its threads share the first
 /// one if it gets no more.
 pub(super) const DEVICES_MAX: usize = 256;
@@ -42,6 +61,8 @@ pub struct Broker {
     mounter: Arc<dyn Mounter + Send + Sync>,
     hierarchy: Option<Hierarchy>,
     reopen: Reopen,
+    /// `None`: no successor opens files.
+    files: Option<Box<dyn VolumeFiles>>,
     /// How it is mounted, and the connection, which a server that has handed over leaves to its successor.
     mounted: Option<(MountOptions, OwnedFd)>,
     close_result: Option<OwnedFd>,
@@ -92,6 +113,7 @@ impl Broker {
             mounter,
             hierarchy,
             reopen,
+            files: None,
             mounted: None,
             close_result: None,
             record: None,
@@ -102,6 +124,13 @@ impl Broker {
             was_usable: false,
             mounts_left: MOUNTS_MAX,
         }
+    }
+
+    /// Successors must open the same files as the first server.
+    #[must_use]
+    pub fn with_files(mut self, files: impl VolumeFiles + 'static) -> Self {
+        self.files = Some(Box::new(files));
+        self
     }
 
     /// From now on serves the process at the other end of these sockets, a successor.
@@ -187,8 +216,12 @@ impl Broker {
                     *sent = fds;
                     Reply::Done
                 }
-                Err(why) => Reply::Refused(why.chars().take(REASON_CHARS_MAX).collect()),
+                Err(why) => refused_or_done(Err(why)),
             },
+            Request::Files(opened) if !self.is_served => {
+                let files = self.files.as_mut();
+                refused_or_done(files.map_or(Ok(()), |files| files.confirm(&opened)))
+            }
             Request::Standby(text) => {
                 self.succession.set_standby(text);
                 Reply::Done
@@ -197,16 +230,37 @@ impl Broker {
                 sent.extend(self.record_file());
                 done(!sent.is_empty())
             }
-            Request::Upgrade if self.is_served => self.succession.begin(&self.commands),
+            Request::Upgrade if self.is_served => match self.same_files() {
+                Ok(()) => self.succession.begin(&self.commands),
+                Err(why) => refused_or_done(Err(why)),
+            },
             Request::Progress(server) => self.succession.progress(server),
             Request::TakeOver if !self.is_served => self.take_over(sent),
             // No server of this program sends that.
             Request::Mount(_)
+            | Request::Files(_)
             | Request::Usable
             | Request::Detach
             | Request::Upgrade
             | Request::TakeOver => Reply::Failed,
         }
+    }
+
+    /// Whether a successor would open the files of this server.
+    fn same_files(&self) -> Result<(), String> {
+        self.files.as_ref().map_or(Ok(()), |files| files.check())
+    }
+
+    /// Whether a successor can continue the mount of a server that has ended without handing over.
+    fn can_continue(&self) -> bool {
+        if !self.succession.inherit() {
+            return false;
+        }
+        let same = self.same_files();
+        if let Err(why) = &same {
+            tracing::error!(why, "the server has ended, and this mount with it");
+        }
+        same.is_ok()
     }
 
     fn may_mount(&self) -> bool {
@@ -261,7 +315,7 @@ impl Broker {
         match (self.succession.is_handed_over(), self.is_served) {
             (true, true) => Ended::HandedOver,
             (true, false) => Ended::NotTakenOver,
-            (false, true) if self.succession.inherit() => Ended::Unexpectedly,
+            (false, true) if self.can_continue() => Ended::Unexpectedly,
             (false, _) => Ended::WithMount(failure),
         }
     }
@@ -280,6 +334,13 @@ fn keep(kept: &mut Option<OwnedFd>, sent: &mut Vec<OwnedFd>) -> Reply {
     };
     sent.push(theirs);
     Reply::Answer(Answer::Word(ours.as_raw_fd().unsigned_abs()))
+}
+
+fn refused_or_done(result: Result<(), String>) -> Reply {
+    match result {
+        Ok(()) => Reply::Done,
+        Err(why) => Reply::Refused(why.chars().take(REASON_CHARS_MAX).collect()),
+    }
 }
 
 fn done(is_done: bool) -> Reply {

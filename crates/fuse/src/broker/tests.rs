@@ -2,7 +2,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use super::codec::{Reply, Request};
 use super::*;
@@ -46,6 +46,7 @@ fn requests_are_the_same_after_decoding() {
         Request::Reopen { claim: false },
         Request::Standby("45 a b\nro,c d=e\n".to_owned()),
         Request::Standby(String::new()),
+        Request::Files("file:1:2 device:3".to_owned()),
         Request::Upgrade,
         Request::Progress(u32::MAX),
         Request::TakeOver,
@@ -248,6 +249,67 @@ fn run_broker(mut broker: Broker) -> steadfs_rt::JoinHandle<(Broker, Ended)> {
 fn ask_for(socket: &OwnedFd, text: &str) -> (String, Vec<OwnedFd>) {
     send(socket, text, &[]).unwrap();
     receive(socket).unwrap().unwrap()
+}
+
+/// Files of which the first ones reported are the right ones, until they are replaced.
+#[derive(Default)]
+struct ReplacedFiles {
+    first: Option<String>,
+    replaced: Arc<AtomicBool>,
+}
+
+impl VolumeFiles for ReplacedFiles {
+    fn confirm(&mut self, opened: &str) -> Result<(), String> {
+        let first = self.first.get_or_insert_with(|| opened.to_owned());
+        match first == opened {
+            true => Ok(()),
+            false => Err("is another file".to_owned()),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        match self.replaced.load(Ordering::Relaxed) {
+            true => Err("was replaced".to_owned()),
+            false => Ok(()),
+        }
+    }
+}
+
+/// A server hands over, and has a successor, only while that one would open the same files.
+#[test]
+fn no_server_continues_with_other_files() {
+    for is_replaced in [false, true] {
+        let (broker, ours) = broker_with(&Arc::default());
+        let replaced = Arc::<AtomicBool>::default();
+        let task = run_broker(broker.with_files(ReplacedFiles {
+            first: None,
+            replaced: Arc::clone(&replaced),
+        }));
+        let ask = |text: &str| ask_for(&ours, text).0;
+        assert_eq!(ask("files a b"), "done");
+        assert_eq!(ask("files a c"), "refused is another file");
+        assert_eq!(ask("mount 1 0"), "done");
+        assert_eq!(ask("usable"), "done");
+        assert_eq!(ask("standby 45 ended"), "done");
+        replaced.store(is_replaced, Ordering::Relaxed);
+        if is_replaced {
+            assert_eq!(ask("upgrade"), "refused was replaced");
+        }
+        drop(ours);
+        let (mut broker, ended) = task.join();
+        if is_replaced {
+            assert!(matches!(ended, Ended::WithMount(None)));
+            continue;
+        }
+        assert!(matches!(ended, Ended::Unexpectedly));
+        let (ours, theirs) = broker_sockets().unwrap();
+        broker.serve_successor(theirs, broker_sockets().unwrap().0);
+        let task = run_broker(broker);
+        assert_eq!(ask_for(&ours, "files a c").0, "refused is another file");
+        assert_eq!(ask_for(&ours, "files a b").0, "done");
+        drop(ours);
+        assert!(matches!(task.join().1, Ended::NotTakenOver));
+    }
 }
 
 /// A server mounts twice at most, and neither it nor a successor mounts or unmounts once the mount was usable.

@@ -6,6 +6,8 @@
 use std::path::PathBuf;
 use std::sync::{Arc, OnceLock};
 
+#[cfg(feature = "mount")]
+use steadfs_block::FileId;
 use steadfs_block::{ClaimedFile, Device, FileDevice, OpenError, OpenOptions};
 use steadfs_rt::{Mutex, Rank};
 use steadfs_stack::{Head, Layout, OverlayDevice, check_head, identity};
@@ -95,6 +97,17 @@ impl OpenedOverlay {
         match self {
             Self::Memory(bytes) => Ok(OverlayDevice::in_memory(Arc::clone(base), *bytes)?),
             Self::File(file) => file.over(base),
+        }
+    }
+
+    /// Which file it is in, if it has one.
+    #[cfg(feature = "mount")]
+    pub(crate) fn file_id(&self) -> Option<std::io::Result<FileId>> {
+        let Self::File(file) = self else { return None };
+        match &*file.opened.lock() {
+            Some(Opened::Claimed(claimed)) => Some(claimed.file_id()),
+            Some(Opened::Device(device)) => Some(device.file_id()),
+            None => file.device.get().map(|device| device.file_id()),
         }
     }
 

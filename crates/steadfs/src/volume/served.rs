@@ -1,13 +1,14 @@
 //! Volumes that a mount serves: what the server and its broker need of the device.
 
 use std::os::fd::OwnedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use rustix::fs::{Mode, OFlags};
 use steadfs_base::InodeNo;
-use steadfs_block::{ClaimedFile, FileDevice};
+use steadfs_block::{ClaimedFile, FileDevice, FileId};
 use steadfs_ext4::ProtectionMode;
-use steadfs_fuse::{BlockDevice, BrokerClient, MountError};
+use steadfs_fuse::{BlockDevice, BrokerClient, MountError, VolumeFiles};
 use steadfs_vfs::FsError;
 
 use super::{Error, Options, Volume, VolumeDevice, open_options};
@@ -40,7 +41,84 @@ pub fn reopen_for_writing(
     Ok(opened.into_descriptors())
 }
 
+/// The files of a mount's volume, for its broker: a successor must have the files that the first server has opened,
+/// whatever their paths lead to meanwhile.
+pub struct ServedFiles {
+    paths: Vec<PathBuf>,
+    /// Descriptors without rights, which keep the files' numbers from being used for others. Empty before the first
+    /// server has opened the files.
+    pins: Vec<OwnedFd>,
+}
+
+impl ServedFiles {
+    /// Those of a volume at `path` with these options.
+    #[must_use]
+    pub fn new(path: &Path, options: &Options) -> Self {
+        Self {
+            paths: options.files(path).map(Path::to_owned).collect(),
+            pins: Vec::new(),
+        }
+    }
+
+    fn pin(&self) -> Result<Vec<OwnedFd>, String> {
+        let how = OFlags::PATH | OFlags::CLOEXEC;
+        let pin = |path: &PathBuf| {
+            let pin = rustix::fs::open(path, how, Mode::empty());
+            pin.map_err(|error| format!("{}: cannot be found: {error}", path.display()))
+        };
+        self.paths.iter().map(pin).collect()
+    }
+}
+
+impl VolumeFiles for ServedFiles {
+    fn confirm(&mut self, opened: &str) -> Result<(), String> {
+        if self.pins.is_empty() {
+            self.pins = self.pin()?;
+        }
+        self.check()?;
+        let ids: Result<Vec<_>, _> = self.pins.iter().map(FileId::of).collect();
+        let ids = ids.map_err(|error| error.to_string())?;
+        match list(&ids) == opened {
+            true => Ok(()),
+            false => Err("a file was replaced while it was opened; try again".to_owned()),
+        }
+    }
+
+    fn check(&self) -> Result<(), String> {
+        for (path, pin) in self.paths.iter().zip(&self.pins) {
+            let why = match (FileId::at(path), FileId::of(pin)) {
+                (Ok(now), Ok(then)) if now == then => continue,
+                (Err(error), _) | (_, Err(error)) => error.to_string(),
+                _ => "another file has this name now".to_owned(),
+            };
+            return Err(format!(
+                "{}: a new server would not open the file that is mounted: {why}",
+                path.display()
+            ));
+        }
+        Ok(())
+    }
+}
+
+/// The text of [`VolumeFiles::confirm`].
+fn list(ids: &[FileId]) -> String {
+    let ids: Vec<_> = ids.iter().map(FileId::to_string).collect();
+    ids.join(" ")
+}
+
 impl VolumeDevice {
+    /// Reports to `broker` which files were opened.
+    ///
+    /// # Errors
+    /// They are not those of the mount.
+    pub fn confirmed_by(self, broker: &BrokerClient) -> Result<Self, Error> {
+        let refused = |why: String| Error::Mount(MountError::Broker(why));
+        let ids = self.layers.file_ids();
+        let ids = ids.map_err(|error| refused(error.to_string()))?;
+        broker.confirm_files(&list(&ids)).map_err(refused)?;
+        Ok(self)
+    }
+
     /// As [`VolumeDevice::open`], for a server that continues a mount. `claimed`: the mount claims the block device.
     pub fn open_again(path: &Path, options: &Options, claimed: bool) -> Result<Self, Error> {
         Self::open_as(path, options, (!claimed, false))
