@@ -155,6 +155,34 @@ fn top_shows_a_mount_under_load_and_one_that_hangs() {
     mount.unmount();
 }
 
+/// A full disk, a terminal that was hung up: messages are lost, the mount and the command's result are not.
+#[test]
+fn a_standard_error_that_cannot_be_written_ends_no_process() {
+    let scratch = Scratch::new();
+    let image = volume(&scratch, "ext4");
+    let root = scratch.folder("mnt");
+    let full = || File::options().write(true).open("/dev/full").unwrap();
+    let mut server = Command::new(program())
+        .args(["mount", "--foreground", "-o", "init_itable=10"])
+        .args([image.path(), &root])
+        .stderr(full())
+        .spawn()
+        .unwrap();
+    until("a mount whose warning is lost", || {
+        let ended = server.try_wait().unwrap();
+        assert!(ended.is_none(), "{ended:?}");
+        fs::symlink_metadata(root.join("lost+found")).is_ok()
+    });
+    fs::write(root.join("file"), "text").unwrap();
+    steadfs(["umount".as_ref(), root.as_os_str()]).expect(0);
+    assert!(wait(&mut server, Duration::from_secs(60)).unwrap().success());
+
+    let missing = format!("{}:/missing", image.path().display());
+    let mut command = Command::new(program());
+    command.args(["cat", &missing]).stderr(full());
+    assert_eq!(command.status().unwrap().code(), Some(1));
+}
+
 #[test]
 fn top_needs_a_terminal_and_ends_with_its_mount() {
     let scratch = Scratch::new();

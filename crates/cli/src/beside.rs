@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use steadfs::ImageClaim;
 
 use crate::failure::Failure;
+use crate::stderr::say;
 
 /// Linux's limit for the names of a file's attributes, and for the value of each, in bytes.
 const XATTR_BYTES_MAX: usize = 64 << 10;
@@ -118,7 +119,7 @@ fn attributes(old: &File, had: &Metadata, new: &File) -> io::Result<()> {
         match rustix::fs::fsetxattr(new, name, &value, XattrFlags::empty()) {
             // As cp -a does: labels that this process may not set, and what only the host sets.
             Err(errno) if !is_of_user(name) => {
-                eprintln!("steadfs: {}: not kept", fail(name, errno));
+                say(format_args!("steadfs: {}: not kept", fail(name, errno)));
             }
             set => set.map_err(|errno| fail(name, errno))?,
         }

@@ -9,6 +9,7 @@ use steadfs_vfs::{FileKind, FileSystem};
 
 use crate::output::print;
 use crate::report::{complain, on_image};
+use crate::stderr;
 use crate::stop::Stop;
 
 /// Which changes are printed.
@@ -252,7 +253,7 @@ impl Progress for ChangeReporter<'_> {
 
 /// Asks on standard error. The answer is yes if a line of standard input begins with `y` or `Y`.
 pub fn is_agreed(question: &str) -> bool {
-    eprint!("{question} ");
+    stderr::write(&format!("{question} "));
     let mut answer = Vec::new();
     let read = stdin().lock().read_until(b'\n', &mut answer);
     read.is_ok() && matches!(answer.first(), Some(b'y' | b'Y'))

@@ -15,6 +15,7 @@ use rustix::io::Errno;
 use steadfs::{FileId, NamedFile};
 
 use crate::failure::{Failure, code};
+use crate::stderr::say;
 use crate::umount::{Mount, at, mounts};
 
 /// How long another namespace may have the volume mounted before the command reports it. Namespaces that are just
@@ -71,7 +72,9 @@ impl Closing {
             if self.has_server_ended() {
                 return Ok(true);
             }
-            eprintln!("steadfs: unmounted; it cannot be seen from here when {source} is closed");
+            say(format_args!(
+                "steadfs: unmounted; it cannot be seen from here when {source} is closed"
+            ));
             return Ok(false);
         };
         let begun = steadfs_rt::now();
@@ -87,10 +90,10 @@ impl Closing {
                         return Err(self.not_closed());
                     }
                     if !is_told {
-                        eprintln!(
+                        say(format_args!(
                             "steadfs: waiting, for {source} is still mounted {}",
                             self.elsewhere()
-                        );
+                        ));
                         is_told = true;
                     }
                     steadfs_rt::sleep(Duration::from_millis(50));

@@ -3,20 +3,17 @@
 //! The hook runs in the thread that panicked, before unwinding. So no destructor closes what is half changed, and the
 //! commit that would include it still waits for its handle. The message goes to the log, then the process aborts:
 //! callers of the mount get ENOTCONN, and for the volume it is a power cut. The hook takes no lock and waits for at
-//! most [`PATIENCE`]: another thread may hold the lock, and the reader of our messages may depend on our own mount.
+//! most [`stderr::PATIENCE`]: another thread may hold the lock, and the reader of our messages may depend on our own
+//! mount.
 //!
 //! In a simulation a panic fails the run, which reports it.
 
 use std::panic::PanicHookInfo;
 use std::time::Duration;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use steadfs::tools::printable_text;
 
-use crate::log;
-
-/// Maximum wait for a slow reader of standard error.
-const PATIENCE: Duration = Duration::from_millis(200);
+use crate::{log, stderr};
 
 /// Longest time for a trace of calls, which reads the program's symbols.
 const TRACE_TIME: Duration = Duration::from_secs(20);
@@ -69,21 +66,8 @@ fn report(info: &PanicHookInfo<'_>, subject: Option<&str>) -> String {
     }
 }
 
-/// Writes to standard error, but does not wait for a reader that has stopped.
+/// Takes no lock, and does not wait for a reader that has stopped.
 fn print(text: &str) {
-    let out = rustix::stdio::stderr();
-    let limit = Timespec::try_from(PATIENCE).ok();
-    let mut left = text.as_bytes();
-    while !left.is_empty() {
-        let ready = poll(&mut [PollFd::new(&out, PollFlags::OUT)], limit.as_ref());
-        if !matches!(ready, Ok(1..)) {
-            return;
-        }
-        // A pipe that is ready accepts this number of bytes without blocking (PIPE_BUF is larger).
-        let part = &left[..left.len().min(512)];
-        match rustix::io::write(out, part) {
-            Ok(written) => left = &left[written..],
-            Err(_) => return,
-        }
-    }
+    // What cannot be written has no other place.
+    let _ = stderr::write_to(rustix::stdio::stderr(), text, Some(stderr::PATIENCE));
 }

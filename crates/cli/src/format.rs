@@ -15,6 +15,7 @@ use crate::output::print;
 use crate::partition;
 use crate::progress::Line;
 use crate::size;
+use crate::stderr::say;
 
 pub fn run(args: &args::Format) -> Result<(), Failure> {
     refuse(args)?;
@@ -92,7 +93,9 @@ fn show(
 ) -> Result<(), Failure> {
     if !args.quiet {
         if options.offset > 0 && size.is_none() {
-            eprintln!("steadfs: no size was given: the volume extends to the device's end");
+            say(format_args!(
+                "steadfs: no size was given: the volume extends to the device's end"
+            ));
         }
         print_report(&args.volume, report, args.verbose)?;
     }
@@ -307,7 +310,7 @@ fn check_journal(args: &args::Format) -> Result<(), FormatError> {
 
 fn print_report(path: &Path, report: &FormatReport, verbose: bool) -> Result<(), Failure> {
     for note in &report.notes {
-        eprintln!("steadfs: {note}");
+        say(format_args!("steadfs: {note}"));
     }
     let is_elsewhere = report.features.iter().any(|name| name == "has_journal");
     let journal = match report.journal_blocks {

@@ -16,6 +16,7 @@ use crate::output::print;
 use crate::owners;
 use crate::partition;
 use crate::progress::Line;
+use crate::stderr::say;
 use crate::worker::{self, Content};
 
 /// Bytes in a block.
@@ -250,7 +251,7 @@ fn set(args: &FormatF2fs, options: &mut F2fsFormatOptions) -> Result<(), F2fsFor
 
 fn print_report(path: &Path, report: &F2fsFormatReport) -> Result<(), Failure> {
     for note in &report.notes {
-        eprintln!("steadfs: {note}");
+        say(format_args!("steadfs: {note}"));
     }
     print(|out| {
         writeln!(

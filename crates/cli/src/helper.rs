@@ -12,6 +12,7 @@ use rustix::io::Errno;
 use crate::args;
 use crate::failure::{Failure, code};
 use crate::partition::file_of;
+use crate::stderr::say;
 use crate::{mount, remount, source, umount};
 
 /// The helper's role, from the name of the program.
@@ -138,7 +139,7 @@ fn what_is_known(list: &str) -> String {
         // Each alone, independent of the others in the list.
         let checked = steadfs::Options::check_items(item, None);
         if let Err(error) = &checked {
-            eprintln!("steadfs: {error}; left out");
+            say(format_args!("steadfs: {error}; left out"));
         }
         checked.is_ok()
     });

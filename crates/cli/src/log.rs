@@ -15,6 +15,8 @@ use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::{Event, Level, Metadata, Subscriber};
 
+use crate::stderr::say;
+
 /// Longest line that is shown of what another process prints, in bytes.
 const LINE_BYTES_MAX: u64 = 16 << 10;
 
@@ -98,9 +100,9 @@ fn show_line(line: &str) {
         send(level, text);
     } else if TO_BROKER.load(Ordering::Relaxed) {
         // Always with a level: the line may begin with one that the service manager shows on all terminals.
-        eprintln!("<{}>{text}", severity(level));
+        say(format_args!("<{}>{text}", severity(level)));
     } else {
-        eprintln!("{text}");
+        say(text);
     }
 }
 
@@ -152,9 +154,9 @@ impl Subscriber for Log {
         if TO_SYSTEM.load(Ordering::Relaxed) {
             send(level, &text);
         } else if TO_BROKER.load(Ordering::Relaxed) {
-            eprintln!("<{}>steadfs: {text}", severity(level));
+            say(format_args!("<{}>steadfs: {text}", severity(level)));
         } else {
-            eprintln!("steadfs: {text}");
+            say(format_args!("steadfs: {text}"));
         }
     }
 }

@@ -1,6 +1,7 @@
 //! The steadfs command line: arguments and printing. The library does the work.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::disallowed_macros)]
 
 mod args;
 mod args_f2fs;
@@ -60,6 +61,7 @@ mod signals;
 mod size;
 mod source;
 mod stat;
+mod stderr;
 mod stop;
 mod tar;
 mod top;
@@ -82,6 +84,7 @@ use clap::error::{ContextKind, ContextValue, ErrorKind};
 use args::{Args, Command};
 use args_f2fs::FormatF2fs;
 use failure::{Failure, code};
+use stderr::say;
 use steadfs::tools::printable_text;
 
 /// musl's own allocator has one lock for all threads: with it a mount takes three times as long to create files.
@@ -114,7 +117,10 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
             if !failure.message.is_empty() {
-                eprintln!("steadfs: {}", printable_text(&failure.message));
+                say(format_args!(
+                    "steadfs: {}",
+                    printable_text(&failure.message)
+                ));
             }
             failure.exit()
         }
@@ -129,25 +135,32 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         (_, Some(command)) if error.kind() == ErrorKind::InvalidSubcommand => {
             let word = error.get(ContextKind::InvalidSubcommand);
             let word = word.map_or_else(|| command.to_owned(), ToString::to_string);
-            eprintln!("steadfs: {}", unknown::message(&word));
+            say(format_args!("steadfs: {}", unknown::message(&word)));
         }
         (Some(arg), Some(command)) if is_negative(arg) => {
-            eprintln!("steadfs: {arg}: steadfs {command} does not accept a negative number here");
+            say(format_args!(
+                "steadfs: {arg}: steadfs {command} does not accept a negative number here"
+            ));
         }
         // clap's message would suggest to pass it as a value.
         (Some(arg), Some("format"))
             if error.kind() == ErrorKind::UnknownArgument && args_f2fs::is_f2fs(words) =>
         {
-            eprintln!(
+            say(format_args!(
                 "steadfs: {arg}: mkfs.f2fs has no such option (steadfs format -t f2fs --help lists its options)"
-            );
+            ));
         }
-        (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => eprintln!(
-            "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help lists its options){}",
-            option_hint(command)
-        ),
+        (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => {
+            say(format_args!(
+                "steadfs: {arg}: steadfs {command} has no such option (steadfs {command} --help lists its options){}",
+                option_hint(command)
+            ))
+        }
         (Some(arg), _) if error.kind() == ErrorKind::ValueValidation => {
-            eprintln!("steadfs: {}", printable_text(&wrong_value(arg, error)));
+            say(format_args!(
+                "steadfs: {}",
+                printable_text(&wrong_value(arg, error))
+            ));
         }
         // If standard error fails, there is no place for a message.
         _ => drop(error.print()),

@@ -10,6 +10,7 @@ use steadfs::tools::{Progress, ToolError, printable, printable_text};
 use crate::changes::is_agreed;
 use crate::copy::words;
 use crate::output::print;
+use crate::stderr::say;
 use crate::stop::Stop;
 
 /// Operations shorter than this show no progress.
@@ -107,7 +108,7 @@ impl Line {
     /// Prints an error above the line.
     pub fn say(&self, message: &str) {
         let message = printable_text(&format!("{}{message}", self.place));
-        self.bar.suspend(|| eprintln!("steadfs: {message}"));
+        self.bar.suspend(|| say(format_args!("steadfs: {message}")));
     }
 
     /// Removes the line.

@@ -8,6 +8,7 @@ use steadfs::{Kind, MountFlags, MountHandle, Options};
 use crate::args;
 use crate::failure::{Failure, code, mount_failure};
 use crate::server::report_no_effect;
+use crate::stderr::say;
 use crate::umount::{Mount, find};
 
 /// Sends the options to the server, which accepts changes that are possible while mounted, and unchanged options.
@@ -59,7 +60,9 @@ pub fn for_mount_8(mountpoint: &Path, list: &str) -> Result<(), Failure> {
     check(&mount, &new)?;
     let (rest, fixed) = Options::split_fixed(&new);
     for item in &fixed {
-        eprintln!("steadfs: {item} stays as it was when the volume was mounted");
+        say(format_args!(
+            "steadfs: {item} stays as it was when the volume was mounted"
+        ));
     }
     apply(&mount, &rest)?;
     let mount = find(mountpoint)?;

@@ -4,11 +4,12 @@ use std::path::Path;
 
 use steadfs::tools::{Progress, ToolError, printable_text};
 
+use crate::stderr::say;
 use crate::stop::Stop;
 
 /// Prints an error.
 pub fn complain(message: &str) {
-    eprintln!("steadfs: {}", printable_text(message));
+    say(format_args!("steadfs: {}", printable_text(message)));
 }
 
 /// An error with the image that it concerns.

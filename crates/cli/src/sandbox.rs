@@ -7,6 +7,7 @@ use steadfs_contain::{Containment, Profile};
 
 use crate::args;
 use crate::failure::{Failure, code};
+use crate::stderr::say;
 
 /// The environment variable for `--sandbox`.
 const VARIABLE: &str = "STEADFS_SANDBOX";
@@ -110,7 +111,9 @@ pub fn report_missing(missing: &[String]) {
     if !missing.is_empty() {
         REPORTED.call_once(|| {
             let missing = steadfs::tools::printable_text(&missing.join("; "));
-            eprintln!("steadfs: the sandbox is incomplete: {missing}");
+            say(format_args!(
+                "steadfs: the sandbox is incomplete: {missing}"
+            ));
         });
     }
 }

@@ -16,6 +16,7 @@ use steadfs::{
 use steadfs_vfs::{FsError, ShutdownMode};
 
 use crate::failure::{Failure, code, mount_failure};
+use crate::stderr::say;
 use crate::{args, broker, kind, log, mount, sandbox, signals};
 
 /// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
@@ -383,7 +384,7 @@ fn read_only_because(
         ));
     }
     let warning = format!("{}: mounted read-only: {why}", path.display());
-    eprintln!("steadfs: {}", printable_text(&warning));
+    say(format_args!("steadfs: {}", printable_text(&warning)));
     Ok(())
 }
 
@@ -393,25 +394,27 @@ fn report(args: &args::Mount, volume: &Volume) {
     let list = args.options.lists.join(",");
     report_no_effect(&list, Some(volume.kind()));
     for warning in &report.warnings {
-        eprintln!(
+        say(format_args!(
             "steadfs: {}: {}",
             volume.path().display(),
             printable_text(warning)
-        );
+        ));
     }
     for why in &report.defaults_passed_over {
-        eprintln!("steadfs: ignored a default mount option of the superblock: {why}");
+        say(format_args!(
+            "steadfs: ignored a default mount option of the superblock: {why}"
+        ));
     }
     if let Some(why) = report.check_because {
-        eprintln!(
+        say(format_args!(
             "steadfs: the volume {why}: mounted all the same; unmount it and run e2fsck -f on it"
-        );
+        ));
     }
     if let Some(hint) = steadfs::uring_hint() {
-        eprintln!("steadfs: {hint}");
+        say(format_args!("steadfs: {hint}"));
     }
     if args.verbose {
-        eprintln!(
+        say(format_args!(
             "steadfs: {}: {}; replayed {} transactions ({} blocks) and {} fast commits, recovered {} files, \
              finished {} orphans",
             volume.kind().name(),
@@ -421,13 +424,16 @@ fn report(args: &args::Mount, volume: &Volume) {
             report.replayed_fast_commits,
             report.recovered_files,
             report.orphans,
-        );
+        ));
     }
 }
 
 /// Prints the options of a list that have no effect, with the reason.
 pub fn report_no_effect(list: &str, kind: Option<Kind>) {
     for why in Options::without_effect(list, kind) {
-        eprintln!("steadfs: without effect: {}", printable_text(&why));
+        say(format_args!(
+            "steadfs: without effect: {}",
+            printable_text(&why)
+        ));
     }
 }

@@ -19,6 +19,7 @@ use steadfs::{
 
 use crate::broker::{self, Server};
 use crate::failure::{Failure, code, mount_failure};
+use crate::stderr::say;
 use crate::{args, helper, log, mount, server, signals};
 
 /// Ways to name a device that a server without a view of devices cannot follow.
@@ -43,7 +44,10 @@ pub fn run() -> Result<(), Failure> {
     serve(&service).map_err(|failure| {
         // The text is in the log before the mounter refers its user to it.
         if !failure.message.is_empty() {
-            eprintln!("steadfs: {}", printable_text(&failure.message));
+            say(format_args!(
+                "steadfs: {}",
+                printable_text(&failure.message)
+            ));
         }
         service.end(failure.code);
         Failure::new(failure.code, "")
@@ -195,7 +199,7 @@ impl Mounting<'_> {
             "{}: mounted read-only: the device takes no writes",
             self.path.display()
         );
-        eprintln!("steadfs: {}", printable_text(&warning));
+        say(format_args!("steadfs: {}", printable_text(&warning)));
         Ok(files)
     }
 

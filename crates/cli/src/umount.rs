@@ -17,6 +17,7 @@ use steadfs_vfs::SHUT_DOWN;
 use crate::args;
 use crate::closing::Closing;
 use crate::failure::{Failure, code};
+use crate::stderr::say;
 
 /// A mounted volume as the kernel lists it.
 pub type Mount = MountEntry;
@@ -56,10 +57,10 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     match before {
         VolumeState::Durable(_) => closed,
         VolumeState::Gone => {
-            eprintln!(
+            say(format_args!(
                 "steadfs: {place}: unmounted; its server had ended before: writes that were not synced may be lost, and \
                  the next mount recovers the volume"
-            );
+            ));
             closed
         }
         // The user requested this and knows the consequence.
@@ -114,11 +115,11 @@ fn sync_volume(mount: &Mount) -> Result<VolumeState, Failure> {
     let first = match handle.sync() {
         Ok(synced) => {
             if let Some(cause) = &synced.lost {
-                eprintln!(
+                say(format_args!(
                     "steadfs: {}: {cause}; what the volume has is written, but what programs wrote through shared \
                      mappings may be lost",
                     mount.mountpoint.display()
-                );
+                ));
             }
             return Ok(VolumeState::Durable(synced));
         }

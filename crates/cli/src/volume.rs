@@ -8,6 +8,7 @@ use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::Failure;
+use crate::stderr::say;
 use crate::{partition, sandbox, worker};
 
 /// What a command does with a volume.
@@ -92,7 +93,9 @@ pub fn with_volume<T>(
         let takes_keys = fs.read_control(KEYS_FILE).is_ok();
         if !open.keys.is_empty() && !takes_keys {
             let image = image.display();
-            eprintln!("steadfs: {image}: has no encrypted files; --key-file has no effect there");
+            say(format_args!(
+                "steadfs: {image}: has no encrypted files; --key-file has no effect there"
+            ));
         }
         for key in open.keys.iter().filter(|_| takes_keys) {
             fs.write_control(KEYS_FILE, key.command().as_bytes())
@@ -115,7 +118,11 @@ pub fn with_volume<T>(
     let opened = access.volume(device).map_err(Failure::plain)?;
     let volume = opened.volume();
     for warning in &volume.report().warnings {
-        eprintln!("steadfs: {}: {}", image.display(), printable_text(warning));
+        say(format_args!(
+            "steadfs: {}: {}",
+            image.display(),
+            printable_text(warning)
+        ));
     }
     let done = writable(volume, access.is_write()).and_then(|()| work(&*volume.fs()));
     let closed = match done {

@@ -32,6 +32,7 @@ use steadfs_vfs::FileSystem;
 
 use crate::args;
 use crate::failure::Failure;
+use crate::stderr::say;
 use crate::volume::{Access, Opened};
 use crate::{log, sandbox};
 use two_way::TwoWay;
@@ -203,7 +204,11 @@ pub fn with_volume<T>(
     };
     sandbox::report_missing(&greeting.missing);
     for warning in &greeting.warnings {
-        eprintln!("steadfs: {}: {}", image.display(), printable_text(warning));
+        say(format_args!(
+            "steadfs: {}: {}",
+            image.display(),
+            printable_text(warning)
+        ));
     }
     let done = match greeting.read_only_because {
         Some(reason) if !matches!(task, Task::Serve(Access::Read | Access::ReadBeside)) => Err(
@@ -218,7 +223,7 @@ pub fn with_volume<T>(
     };
     drop(client);
     if let Some(died) = worker.end() {
-        eprintln!("steadfs: {}: {died}", image.display());
+        say(format_args!("steadfs: {}: {died}", image.display()));
     }
     match (done, closed) {
         (Err(failure), _) => Err(failure),
