@@ -3,8 +3,13 @@
 
 use std::fs;
 use std::path::Path;
+use std::process::Command;
+use std::time::Duration;
 
-use steadfs_suite::{KernelMount, Scratch, SteadMount, run, steadfs, succeed};
+use steadfs_rt::FAULT_VARIABLE;
+use steadfs_suite::command::finish;
+use steadfs_suite::stead::program;
+use steadfs_suite::{Image, KernelMount, Scratch, SteadMount, run, steadfs, succeed};
 
 #[path = "format/archives.rs"]
 mod archives;
@@ -315,6 +320,24 @@ fn impossible_numbers_are_refused_with_the_possible_ones() {
         assert!(output.err.contains(says), "{words:?}: {}", output.err);
         assert_eq!(output.err.lines().count(), 1, "{}", output.err);
         assert!(!path.exists());
+    }
+}
+
+/// Nothing is known about a device if the process that examines it dies: not that no other machine uses it, and not
+/// that it holds no volume.
+#[test]
+fn a_device_that_could_not_be_examined_is_left_alone() {
+    let scratch = Scratch::new();
+    let image = Image::mke2fs(&scratch, "a.img", 128 << 20, &[]);
+    let before = fs::read(image.path()).unwrap();
+    for kind in ["ext4", "f2fs"] {
+        let mut format = Command::new(program());
+        format.args(["format", "-q", "-t", kind]).arg(image.path());
+        format.env(FAULT_VARIABLE, "worker@/");
+        let refused = finish(format, Duration::from_secs(60)).expect(1);
+        let why = "cannot be examined";
+        assert!(refused.err.contains(why), "{kind}: {}", refused.err);
+        assert!(fs::read(image.path()).unwrap() == before, "{kind}");
     }
 }
 

@@ -175,7 +175,11 @@ fn a_standard_error_that_cannot_be_written_ends_no_process() {
     });
     fs::write(root.join("file"), "text").unwrap();
     steadfs(["umount".as_ref(), root.as_os_str()]).expect(0);
-    assert!(wait(&mut server, Duration::from_secs(60)).unwrap().success());
+    assert!(
+        wait(&mut server, Duration::from_secs(60))
+            .unwrap()
+            .success()
+    );
 
     let missing = format!("{}:/missing", image.path().display());
     let mut command = Command::new(program());

@@ -92,15 +92,17 @@ pub fn run(args: &FormatF2fs) -> Result<(), Failure> {
 
 /// Refuses to overwrite a volume.
 fn refuse_used(device: &Path, start: u64, sandbox: Option<Sandbox>) -> Result<(), Failure> {
-    if (steadfs::is_uri(device) || device.exists())
-        && let Content::Volume(kind) = worker::content(device, &format!("offset={start}"), sandbox)?
-    {
-        return Err(Failure::plain(format!(
+    if !steadfs::is_uri(device) && !device.exists() {
+        return Ok(());
+    }
+    match worker::content(device, &format!("offset={start}"), sandbox)? {
+        Content::Volume(kind) => Err(Failure::plain(format!(
             "{}: already holds a volume ({kind}); --force overwrites it",
             device.display(),
-        )));
+        ))),
+        Content::Failed(why) => Err(Failure::plain(why)),
+        Content::Known(_) | Content::Unknown => Ok(()),
     }
-    Ok(())
 }
 
 /// A number after -d is mkfs.f2fs's debug level, unless a file has that name.

@@ -44,6 +44,8 @@ const LINE_MAX: u64 = 4096;
 
 /// The answer for a partition that is no window of the file.
 const LAYERED: &str = "layered\n";
+/// The answer for a volume that no other node uses.
+const UNUSED: &str = "unused\n";
 
 /// What a worker does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -239,7 +241,7 @@ pub enum Content {
     Volume(String),
     /// Another format, in words.
     Known(String),
-    /// It is in use, or the worker failed.
+    /// It is in use.
     Failed(String),
     /// Nothing that is known.
     Unknown,
@@ -269,14 +271,16 @@ impl Content {
         }
     }
 
-    fn of_line(line: &str) -> Self {
-        let line = printable_text(line.trim_end_matches('\n'));
-        match line.split_once(' ') {
-            Some(("volume", kind)) => Self::Volume(kind.to_owned()),
-            Some(("known", what)) => Self::Known(what.to_owned()),
-            Some(("failed", why)) => Self::Failed(why.to_owned()),
-            _ => Self::Unknown,
-        }
+    /// `None` if it is no line of [`Content::to_line`].
+    fn of_line(line: &str) -> Option<Self> {
+        let line = printable_text(line.strip_suffix('\n')?);
+        Some(match line.split_once(' ')? {
+            ("volume", kind) => Self::Volume(kind.to_owned()),
+            ("known", what) => Self::Known(what.to_owned()),
+            ("failed", why) => Self::Failed(why.to_owned()),
+            ("unknown", _) => Self::Unknown,
+            _ => return None,
+        })
     }
 }
 
@@ -295,7 +299,7 @@ pub fn content(
 
 fn probe(image: &Path, list: &str) -> Result<Content, Failure> {
     let answer = answer_to(Task::Probe, list, image)?;
-    Ok(Content::of_line(&answer))
+    Content::of_line(&answer).ok_or_else(|| no_answer(image, "it gives no such answer"))
 }
 
 /// Finds out where a partition of a disk is, in the sandbox by a worker; `None` if it is no window of the file, so that the
@@ -363,9 +367,10 @@ pub fn check_nodes(
         return nodes(image, list, |_| Ok(()));
     }
     let answer = answer_to(Task::Nodes, list, image)?;
-    match answer.strip_prefix("used ") {
-        Some(why) => Err(Failure::plain(printable_text(why.trim_end()))),
-        None => Ok(()),
+    match (&*answer, answer.strip_prefix("used ")) {
+        (UNUSED, _) => Ok(()),
+        (_, Some(why)) => Err(Failure::plain(printable_text(why.trim_end()))),
+        _ => Err(no_answer(image, "it gives no such answer")),
     }
 }
 
@@ -388,13 +393,24 @@ fn nodes(
 /// In the worker: prints whether another node uses the volume.
 fn print_nodes(image: &Path, list: &str) -> Result<(), Failure> {
     let line = match nodes(image, list, |_| sandbox::enter(false).map(drop)) {
-        Ok(()) => "unused\n".to_owned(),
+        Ok(()) => UNUSED.to_owned(),
         Err(failure) => format!("used {}\n", failure.message),
     };
     crate::output::print(|out| out.write_all(line.as_bytes()))
 }
 
-/// What a worker prints. Its messages are shown where they explain a wait.
+/// The error without an answer: nothing is known about the device then, also not that it is empty or unused.
+fn no_answer(image: &Path, why: &str) -> Failure {
+    let image = image.display();
+    Failure::plain(format!(
+        "{image}: cannot be examined by a process without rights: {why}"
+    ))
+}
+
+/// What a worker prints, a line, whose messages are shown where they explain a wait.
+///
+/// # Errors
+/// The worker has failed, or was ended.
 fn answer_to(task: Task, list: &str, image: &Path) -> Result<String, Failure> {
     let messages = match task {
         Task::Nodes => Stdio::piped(),
@@ -413,9 +429,12 @@ fn answer_to(task: Task, list: &str, image: &Path) -> Result<String, Failure> {
             .read_to_end(&mut line)
             .map_err(cannot_start)?;
     }
-    child.wait().map_err(cannot_start)?;
+    let status = child.wait().map_err(cannot_start)?;
     if let Some(printer) = printer {
         printer.join();
+    }
+    if !status.success() || !line.ends_with(b"\n") {
+        return Err(no_answer(image, &format!("it has ended with {status}")));
     }
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
@@ -436,6 +455,7 @@ pub fn run(words: &[OsString]) -> Result<(), Failure> {
     };
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL)).map_err(Failure::plain)?;
     log::start(false);
+    steadfs_rt::fault_point("worker");
     let image = Path::new(OsStr::from_bytes(image.as_bytes()));
     match task {
         Task::Probe => print_content(image, list),
@@ -551,4 +571,24 @@ fn open(image: &Path, list: &str, access: Access) -> Result<(Opened, Vec<String>
     let device = access.open(image, &options).map_err(Failure::plain)?;
     let missing = sandbox::enter(access.is_write())?;
     Ok((access.volume(device).map_err(Failure::plain)?, missing))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_whole_answer_is_not_taken_for_one() {
+        for content in [
+            Content::Volume("ext4".to_owned()),
+            Content::Known("a PNG image".to_owned()),
+            Content::Failed("in use".to_owned()),
+            Content::Unknown,
+        ] {
+            assert_eq!(Content::of_line(&content.to_line()), Some(content));
+        }
+        for cut in ["", "\n", "unknown", "unknown ", "vol ext4\n"] {
+            assert_eq!(Content::of_line(cut), None, "{cut:?}");
+        }
+    }
 }
