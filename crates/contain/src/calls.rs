@@ -27,8 +27,9 @@ pub enum Argument {
 }
 use Argument::{Int, Long};
 
-/// A call that is allowed if an argument is as required.
-pub struct Conditional(pub c_long, pub Argument, pub Must);
+/// A call that is allowed if each of these arguments is as required. A call with several entries is allowed by each of
+/// them.
+pub struct Conditional(pub c_long, pub &'static [(Argument, Must)]);
 
 /// Calls on memory, time, threads and open descriptors.
 pub const FREE: &[c_long] = &[
@@ -107,6 +108,9 @@ const EXECUTABLE: Must = Must::Have {
 /// The calling thread, where a number names a thread.
 const ITSELF: Must = Must::BeOneOf(&[0]);
 
+/// Linux <linux/ioprio.h>: `IOPRIO_WHO_PROCESS`, a thread.
+const WHO_PROCESS: u64 = 1;
+
 /// Linux <linux/fs.h>: `_IO(0x12, 119)`.
 const BLKDISCARD: u64 = 0x1277;
 /// Linux <asm-generic/ioctls.h>: whether it is a terminal.
@@ -119,51 +123,60 @@ pub const BOUND: &[Conditional] = &[
     // Threads, not processes and not namespaces.
     Conditional(
         libc::SYS_clone,
-        Long(0),
-        Must::Have {
-            mask: (libc::CLONE_THREAD | libc::CLONE_VM) as u64 | NAMESPACES,
-            bits: (libc::CLONE_THREAD | libc::CLONE_VM) as u64,
-        },
+        &[(
+            Long(0),
+            Must::Have {
+                mask: (libc::CLONE_THREAD | libc::CLONE_VM) as u64 | NAMESPACES,
+                bits: (libc::CLONE_THREAD | libc::CLONE_VM) as u64,
+            },
+        )],
     ),
-    Conditional(libc::SYS_mmap, Long(2), EXECUTABLE),
-    Conditional(libc::SYS_mprotect, Long(2), EXECUTABLE),
+    Conditional(libc::SYS_mmap, &[(Long(2), EXECUTABLE)]),
+    Conditional(libc::SYS_mprotect, &[(Long(2), EXECUTABLE)]),
     Conditional(
         libc::SYS_fcntl,
-        Int(1),
-        Must::BeOneOf(&[
-            libc::F_GETFD as u64,
-            libc::F_SETFD as u64,
-            libc::F_GETFL as u64,
-            libc::F_SETFL as u64,
-            libc::F_DUPFD_CLOEXEC as u64,
-            libc::F_OFD_SETLK as u64,
-            libc::F_OFD_GETLK as u64,
-        ]),
+        &[(
+            Int(1),
+            Must::BeOneOf(&[
+                libc::F_GETFD as u64,
+                libc::F_SETFD as u64,
+                libc::F_GETFL as u64,
+                libc::F_SETFL as u64,
+                libc::F_DUPFD_CLOEXEC as u64,
+                libc::F_OFD_SETLK as u64,
+                libc::F_OFD_GETLK as u64,
+            ]),
+        )],
     ),
     // Of terminals only questions: TIOCSTI would type commands.
     Conditional(
         libc::SYS_ioctl,
-        Int(1),
-        Must::BeOneOf(&[TCGETS, TIOCGWINSZ, BLKDISCARD]),
+        &[(Int(1), Must::BeOneOf(&[TCGETS, TIOCGWINSZ, BLKDISCARD]))],
     ),
     Conditional(
         libc::SYS_prctl,
-        Int(0),
-        Must::BeOneOf(&[
-            libc::PR_SET_NAME as u64,
-            libc::PR_GET_NAME as u64,
-            libc::PR_SET_TIMERSLACK as u64,
-            libc::PR_SET_VMA as u64,
-        ]),
+        &[(
+            Int(0),
+            Must::BeOneOf(&[
+                libc::PR_SET_NAME as u64,
+                libc::PR_GET_NAME as u64,
+                libc::PR_SET_TIMERSLACK as u64,
+                libc::PR_SET_VMA as u64,
+            ]),
+        )],
     ),
     // Reads a limit, sets none.
-    Conditional(libc::SYS_prlimit64, Long(2), ITSELF),
-    Conditional(libc::SYS_sched_setaffinity, Int(0), ITSELF),
-    Conditional(libc::SYS_sched_setattr, Int(0), ITSELF),
-    Conditional(libc::SYS_sched_setscheduler, Int(0), ITSELF),
-    Conditional(libc::SYS_ioprio_set, Int(1), ITSELF),
+    Conditional(libc::SYS_prlimit64, &[(Long(2), ITSELF)]),
+    Conditional(libc::SYS_sched_setaffinity, &[(Int(0), ITSELF)]),
+    Conditional(libc::SYS_sched_setattr, &[(Int(0), ITSELF)]),
+    Conditional(libc::SYS_sched_setscheduler, &[(Int(0), ITSELF)]),
+    // With another first argument 0 is all processes of the user, or of the process group.
+    Conditional(
+        libc::SYS_ioprio_set,
+        &[(Int(0), Must::BeOneOf(&[WHO_PROCESS])), (Int(1), ITSELF)],
+    ),
     // abort(3).
-    Conditional(libc::SYS_tgkill, Int(0), Must::BeThisProcess),
+    Conditional(libc::SYS_tgkill, &[(Int(0), Must::BeThisProcess)]),
 ];
 
 /// CLONE_NEW* of clone(2).
@@ -196,18 +209,17 @@ const TO_READ: Must = Must::Have {
 
 /// Opening of a file for reading: by the call of glibc, and by that of musl.
 pub const BOUND_READING: &[Conditional] = &[
-    Conditional(libc::SYS_openat, Int(2), TO_READ),
+    Conditional(libc::SYS_openat, &[(Int(2), TO_READ)]),
     #[cfg(target_arch = "x86_64")]
-    Conditional(libc::SYS_open, Int(1), TO_READ),
+    Conditional(libc::SYS_open, &[(Int(1), TO_READ)]),
 ];
 
-/// Calls of [`Profile::Serving`](crate::Profile), besides those for reading: messages to the broker, rings of io_uring that
-/// were made and restricted before, and the priorities of threads.
+/// Calls of [`Profile::Serving`](crate::Profile), besides those for reading: messages to the broker, and rings of
+/// io_uring that were made and restricted before.
 pub const SERVING: &[c_long] = &[
     libc::SYS_io_uring_enter,
     libc::SYS_ioprio_get,
     libc::SYS_recvmsg,
-    libc::SYS_sched_setscheduler,
     libc::SYS_sendmsg,
 ];
 
@@ -221,18 +233,24 @@ const RING_FILES: u64 = 2;
 const NO_RING_FILES: u64 = 3;
 const ENABLE_RING: u64 = 12;
 
-/// Another descriptor of the connection to the kernel, and the sector size of a device that was opened again. A ring gets
-/// no new rights: it was restricted before it was enabled.
+/// Besides what is in [`BOUND`]: another descriptor of the connection to the kernel, and the sector size of a device
+/// that was opened again; the usual policy for any thread, as a thread that is SCHED_IDLE may wait for a CPU and cannot
+/// change that itself. A ring gets no new rights: it was restricted before it was enabled.
 pub const BOUND_SERVING: &[Conditional] = &[
     Conditional(
         libc::SYS_ioctl,
-        Int(1),
-        Must::BeOneOf(&[TCGETS, BLKDISCARD, BLKSSZGET, FUSE_DEV_IOC_CLONE]),
+        &[(Int(1), Must::BeOneOf(&[BLKSSZGET, FUSE_DEV_IOC_CLONE]))],
     ),
     Conditional(
         libc::SYS_io_uring_register,
-        Int(1),
-        Must::BeOneOf(&[RING_FILES, NO_RING_FILES, ENABLE_RING]),
+        &[(
+            Int(1),
+            Must::BeOneOf(&[RING_FILES, NO_RING_FILES, ENABLE_RING]),
+        )],
+    ),
+    Conditional(
+        libc::SYS_sched_setscheduler,
+        &[(Int(1), Must::BeOneOf(&[libc::SCHED_OTHER as u64]))],
     ),
 ];
 

@@ -33,21 +33,27 @@ fn programs(profile: Profile, arch: TargetArch) -> Result<[BpfProgram; 3], Backe
     let every = |calls: &[libc::c_long]| -> Rules {
         calls.iter().map(|call| (*call, Vec::new())).collect()
     };
-    let mut allowed = every(FREE);
+    let mut free = FREE.to_vec();
     let mut bound: Vec<&Conditional> = BOUND.iter().collect();
     if profile != Profile::Descriptors {
-        allowed.extend(every(READING));
+        free.extend(READING);
         bound.extend(BOUND_READING);
     }
     if profile == Profile::Serving {
+        free.extend(SERVING);
         bound.extend(BOUND_SERVING);
     }
+    let mut allowed = Rules::new();
     for conditional in bound {
-        allowed.insert(conditional.0, conditional.rules()?);
+        let rules: &mut Vec<_> = allowed.entry(conditional.0).or_default();
+        rules.extend(conditional.rules()?);
+    }
+    for call in free {
+        let bound = allowed.insert(call, Vec::new());
+        assert!(bound.is_none(), "call {call} is both bound and free");
     }
     let mut hostile = every(HOSTILE);
     if profile == Profile::Serving {
-        allowed.extend(every(SERVING));
         let bound = BOUND_SERVING.iter().map(|conditional| &conditional.0);
         let served: Vec<_> = SERVING.iter().chain(bound).collect();
         hostile.retain(|call, _| !served.contains(&call));
@@ -68,25 +74,58 @@ fn programs(profile: Profile, arch: TargetArch) -> Result<[BpfProgram; 3], Backe
 }
 
 impl Conditional {
-    /// One rule for each permitted value.
+    /// One rule for each permitted combination of values.
     fn rules(&self) -> Result<Vec<SeccompRule>, BackendError> {
-        let (number, width) = match self.1 {
+        let mut rules = vec![Vec::new()];
+        for (argument, must) in self.1 {
+            let mut longer = Vec::new();
+            for condition in must.conditions(*argument)? {
+                longer.extend(rules.iter().map(|rule: &Vec<SeccompCondition>| {
+                    let condition = [condition.clone()];
+                    rule.iter().cloned().chain(condition).collect()
+                }));
+            }
+            rules = longer;
+        }
+        rules.into_iter().map(SeccompRule::new).collect()
+    }
+}
+
+impl Must {
+    /// One condition for each permitted value of an argument.
+    fn conditions(&self, argument: Argument) -> Result<Vec<SeccompCondition>, BackendError> {
+        let (number, width) = match argument {
             Argument::Int(number) => (number, SeccompCmpArgLen::Dword),
             Argument::Long(number) => (number, SeccompCmpArgLen::Qword),
         };
-        let rule = |compare, value| {
-            let condition = SeccompCondition::new(number, width.clone(), compare, value)?;
-            SeccompRule::new(vec![condition])
-        };
-        match self.2 {
-            Must::BeOneOf(values) => {
+        let is = |compare, value| SeccompCondition::new(number, width.clone(), compare, value);
+        match *self {
+            Self::BeOneOf(values) => {
                 let values = values.iter();
-                values.map(|value| rule(SeccompCmpOp::Eq, *value)).collect()
+                values.map(|value| is(SeccompCmpOp::Eq, *value)).collect()
             }
-            Must::Have { mask, bits } => Ok(vec![rule(SeccompCmpOp::MaskedEq(mask), bits)?]),
-            Must::BeThisProcess => {
+            Self::Have { mask, bits } => Ok(vec![is(SeccompCmpOp::MaskedEq(mask), bits)?]),
+            Self::BeThisProcess => {
                 let pid = rustix::process::getpid().as_raw_nonzero().get();
-                Ok(vec![rule(SeccompCmpOp::Eq, u64::from(pid.unsigned_abs()))?])
+                Ok(vec![is(SeccompCmpOp::Eq, u64::from(pid.unsigned_abs()))?])
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_profile_has_filters() {
+        for profile in [
+            Profile::Descriptors,
+            Profile::DescriptorsAndReading,
+            Profile::Serving,
+        ] {
+            for arch in [TargetArch::x86_64, TargetArch::aarch64] {
+                assert!(programs(profile, arch).is_ok(), "{profile:?}");
             }
         }
     }

@@ -193,6 +193,19 @@ const ATTEMPTS: &[Attempt] = &[
         let parent = std::os::unix::process::parent_id() as usize;
         call(libc::SYS_ioprio_set, [1, parent, 0])
     }),
+    // With classes that do not exist: the kernel changes nothing.
+    ("the I/O priority of the user's processes", Refused, || {
+        call(libc::SYS_ioprio_set, [3, 0, 7 << 13])
+    }),
+    ("the I/O priority of the process group", Refused, || {
+        call(libc::SYS_ioprio_set, [2, 0, 7 << 13])
+    }),
+    // Without a parameter, which the kernel refuses.
+    ("the scheduling policy of the parent", Refused, || {
+        let parent = std::os::unix::process::parent_id() as usize;
+        let idle = libc::SCHED_IDLE as usize;
+        call(libc::SYS_sched_setscheduler, [parent, idle, 0])
+    }),
     ("become root", Refused, || {
         let me = rustix::process::getuid().as_raw() as usize;
         call(libc::SYS_setresuid, [me, me, me])

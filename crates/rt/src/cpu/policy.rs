@@ -5,7 +5,7 @@
 use std::io;
 use std::sync::OnceLock;
 
-use rustix::thread::Pid;
+use rustix::thread::{Pid, gettid};
 
 use super::ioprio::set_real_time;
 
@@ -20,7 +20,8 @@ pub(super) enum SchedPolicy {
     Other,
 }
 
-/// Sets the policy of a thread; its nice value stays.
+/// Sets the policy of a thread; its nice value stays. The calling thread is 0 to the kernel, since a process that has
+/// given up its rights may name no other thread for SCHED_IDLE.
 pub(super) fn set_policy(tid: Pid, policy: SchedPolicy) -> io::Result<()> {
     let policy = match policy {
         SchedPolicy::Normal => libc::SCHED_OTHER,
@@ -30,9 +31,13 @@ pub(super) fn set_policy(tid: Pid, policy: SchedPolicy) -> io::Result<()> {
     // The kernel's `sched_param` is the priority, which these policies do not have.
     let param: libc::c_int = 0;
     let number = libc::SYS_sched_setscheduler;
+    let target = match tid == gettid() {
+        true => 0,
+        false => tid.as_raw_pid(),
+    };
     // The system call: musl's function only fails, as POSIX means processes by it.
     // SAFETY: the call reads one integer through its pointer, which is live, and writes nothing.
-    let result = unsafe { libc::syscall(number, tid.as_raw_pid(), policy, &raw const param) };
+    let result = unsafe { libc::syscall(number, target, policy, &raw const param) };
     if result == 0 {
         return Ok(());
     }
@@ -114,8 +119,6 @@ pub(super) fn state_of(tid: Pid) -> Option<u8> {
 
 #[cfg(test)]
 mod tests {
-    use rustix::thread::gettid;
-
     use super::*;
 
     #[test]
