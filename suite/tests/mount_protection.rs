@@ -4,10 +4,14 @@
 #![allow(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::fs;
+use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use steadfs_suite::command::run;
+use rustix::process::{Pid, Signal, kill_process};
+use steadfs_suite::command::{run, wait};
 use steadfs_suite::stead::program;
 use steadfs_suite::{Image, KernelMount, LoopDevice, Scratch, SteadMount, steadfs, succeed};
 
@@ -72,6 +76,22 @@ fn refused_for(words: &str) {
     assert!(words.contains("unmount it there"), "{words}");
 }
 
+/// A mount that waits for another node ends at a signal.
+fn interrupted(scratch: &Scratch, image: &Image) {
+    let device = LoopDevice::attach(image.path(), false);
+    let mut mount = Command::new(program())
+        .args(["mount", "--foreground"])
+        .args([device.path(), &scratch.folder("interrupted")])
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut lines = BufReader::new(mount.stderr.take().unwrap()).lines();
+    assert!(lines.any(|line| line.unwrap().contains("waiting for")));
+    kill_process(Pid::from_child(&mount), Signal::TERM).unwrap();
+    let ended = wait(&mut mount, AT_ONCE).expect("it does not wait for the other node");
+    assert_eq!(ended.signal(), Some(Signal::TERM.as_raw()), "{ended}");
+}
+
 /// What the kernel has mounted is refused by a mount and by all commands that write, and can be read.
 fn mounted_by_the_kernel(scratch: &Scratch) {
     let image = make(scratch, "kernel.img");
@@ -93,6 +113,7 @@ fn mounted_by_the_kernel(scratch: &Scratch) {
         refused_for(&done.err);
     };
     std::thread::scope(|scope| {
+        scope.spawn(|| interrupted(scratch, &image));
         scope.spawn(|| command(&["mkdir", "DEV:/x"], &[]));
         scope.spawn(|| command(&["edit", "DEV"], &[&script]));
         scope.spawn(|| command(&["format", "-F", "DEV"], &[]));

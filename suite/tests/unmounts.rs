@@ -388,6 +388,27 @@ fn a_covered_mount_is_reported_and_both_stay() {
     below.check_clean();
 }
 
+/// The first signal waits for a server that does not answer; the second one does not.
+#[test]
+fn a_mount_whose_server_hangs_ends_at_the_second_signal() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "a.img");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    fs::write(mount.join("file"), b"content").unwrap();
+    mount.stop();
+    let (root, stat) = (
+        mount.root().to_owned(),
+        format!("/proc/{}/stat", mount.broker()),
+    );
+    // Two that come at once are one.
+    until("the broker has ended", || {
+        mount.signal(Signal::TERM);
+        fs::read_to_string(&stat).unwrap().contains(") Z ")
+    });
+    assert_eq!(mount.wait(), 32);
+    succeed("umount", ["-l".as_ref(), root.as_os_str()]);
+}
+
 /// A second signal ends the server, and loses nothing that was written before it.
 #[test]
 fn a_mount_covered_by_a_foreign_one_ends_at_the_second_signal() {

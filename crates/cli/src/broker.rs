@@ -10,7 +10,6 @@ use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::Arc;
 use std::time::Duration;
 
-use signal_hook::iterator::Signals;
 use steadfs::{
     Broker, Commands, Ended, Error, KernelMount, MountHandle, Options, ServedFiles, broker_sockets,
 };
@@ -38,7 +37,8 @@ pub fn run(
         path,
         mountpoint,
         program: mount::this_program()?,
-        waiting: Some((signals::catch_signals().map_err(system)?, nowhere)),
+        ending: signals::Ending::begin().map_err(system)?,
+        waiting: Some(nowhere),
     };
     match mounting.serve() {
         Err(failure) if failure.code == server::READ_ONLY_AGAIN => {
@@ -60,8 +60,9 @@ struct Mounting<'a> {
     mountpoint: &'a Path,
     /// The program of servers.
     program: PathBuf,
-    /// Until the mount is usable: the signals, and what replaces the terminal.
-    waiting: Option<(Signals, Option<NullDevice>)>,
+    ending: signals::Ending,
+    /// Until the mount is usable: what replaces the terminal.
+    waiting: Option<Option<NullDevice>>,
 }
 
 /// A process that serves.
@@ -133,20 +134,22 @@ impl Mounting<'_> {
 
     fn run(&mut self, broker: &mut Broker, commands: &Arc<Commands>) -> Ended {
         let (path, options) = (self.path, self.options.clone());
+        let ending = &self.ending;
         let usable = |handle: Option<MountHandle>| {
-            let Some((handle, (signals, nowhere))) = handle.zip(self.waiting.take()) else {
+            let Some((handle, nowhere)) = handle.zip(self.waiting.take()) else {
                 return;
             };
             let commands = Arc::clone(commands);
-            if let Err(error) = signals::end(signals, handle, move || commands.sync()) {
+            if let Err(error) = ending.usable(handle, move || commands.sync()) {
                 tracing::error!(%error, "cannot create a thread: signals do not unmount this volume");
             }
             leave_terminal(nowhere);
         };
-        broker.run(
-            |facts| steadfs::mount_options(path, &options, facts),
-            usable,
-        )
+        let mounts = |facts| {
+            ending.mounts();
+            steadfs::mount_options(path, &options, facts)
+        };
+        broker.run(mounts, usable)
     }
 
     /// Starts a server; returns it with the sockets of its requests and commands.

@@ -36,12 +36,13 @@ pub fn run(
 ) -> Result<(), Failure> {
     let nowhere = broker::leave_session(args, path, mountpoint)?;
     steadfs_rt::limit_malloc_arenas();
-    let signals = signals::catch_signals().map_err(system)?;
+    let ending = signals::Ending::begin().map_err(system)?;
     steadfs_rt::check_thread_limit(THREADS)
         .map_err(|error| Failure::new(code::SYSTEM, FsError::no_thread(error)))?;
     let options = mounted_on(options, mountpoint);
     let (volume, options) = open(path, &options, args.options.read_write)?;
     report(args, &volume);
+    ending.mounts();
     let mounted = steadfs::mount(&volume, mountpoint, &options)
         .map_err(|error| close_unmounted(&volume, &error))?;
     let fs = Arc::downgrade(&volume.fs());
@@ -49,7 +50,7 @@ pub fn run(
         Some(fs) => fs.sync_all(&owner_cx()).map_err(|error| error.to_string()),
         None => Ok(()),
     };
-    if let Err(error) = signals::end(signals, mounted.handle(), sync) {
+    if let Err(error) = ending.usable(mounted.handle(), sync) {
         // Signals could not end the mount, and the caller does not know about it yet.
         let left = mounted.handle().unmount(Unmount::Detach);
         let closed = mounted.wait();

@@ -3,11 +3,13 @@
 use std::io::Read;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::{Sender, channel};
 use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use steadfs::{MountError, MountHandle, SyncError, Unmount};
+use steadfs_rt::{Mutex, Rank};
 
 use crate::failure::code;
 
@@ -65,30 +67,151 @@ fn is_ignored(signal: i32) -> bool {
     set.is_some_and(|set| set >> (signal - 1) & 1 == 1)
 }
 
-/// A signal unmounts the volume if it is still mounted. A volume in use is detached at once and closed when its last
-/// user has closed it; a volume that another mount covers stays until that mount is removed, because the kernel
-/// unmounts only the topmost one. A second signal ends the program: data written before the first is durable.
+/// The terminating signals of a process that mounts: a thread of its own takes them, so that each has its effect while
+/// another thread waits for a server or a device.
 ///
-/// `sync` makes everything durable that the server has.
-///
-/// # Errors
-/// The system refuses a thread.
-pub fn end(
-    mut signals: Signals,
-    handle: MountHandle,
-    sync: impl Fn() -> Result<(), String> + Send + 'static,
-) -> std::io::Result<()> {
-    let work = move || {
-        let mut is_requested = false;
-        loop {
-            match (signals.wait().count(), is_requested) {
-                (0, _) => {}
-                (_, true) => give_up(),
-                (_, false) => is_requested = unmount(&mut signals, &handle, &sync),
+/// Before the mount is made a signal ends the process as it usually does: nothing is mounted then, and a replay that is
+/// cut is repeated. One that comes while the mount is made waits until it is usable. Then a signal unmounts the volume
+/// if it is still mounted. A volume in use is detached at once and closed when its last user has closed it; a volume
+/// that another mount covers stays until that mount is removed, because the kernel unmounts only the topmost one. A
+/// second signal ends the program at any time: what could not be written before it is lost.
+#[derive(Clone)]
+pub struct Ending(Arc<Mutex<State>>);
+
+struct State {
+    stage: Stage,
+    /// The task that unmounts.
+    task: Option<Sender<()>>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    /// Nothing is mounted.
+    Starting,
+    /// The mount is being made.
+    Mounting,
+    /// The volume is served.
+    Usable,
+    /// A signal has asked for the end.
+    Asked,
+}
+
+/// What a signal does.
+#[derive(Debug, PartialEq, Eq)]
+enum Effect {
+    /// It ends the process, which has mounted nothing.
+    Interrupt,
+    /// It waits for the mount, or has asked the task that unmounts.
+    None,
+    /// It ends the process.
+    GiveUp,
+}
+
+impl Ending {
+    /// Takes the terminating signals from now on.
+    ///
+    /// # Errors
+    /// The system refuses them or a thread.
+    pub fn begin() -> std::io::Result<Self> {
+        let mut signals = catch_signals()?;
+        let this = Self::new();
+        let ending = this.clone();
+        let work = move || {
+            loop {
+                let Some(signal) = signals.wait().last() else {
+                    continue;
+                };
+                ending.take(signal);
+            }
+        };
+        steadfs_rt::try_spawn("signals", work).map(drop)?;
+        Ok(this)
+    }
+
+    fn new() -> Self {
+        let stage = Stage::Starting;
+        Self(Arc::new(Mutex::new(
+            Rank::Leaf,
+            State { stage, task: None },
+        )))
+    }
+
+    /// The mount is about to be made.
+    pub fn mounts(&self) {
+        let mut state = self.0.lock();
+        if state.stage == Stage::Starting {
+            state.stage = Stage::Mounting;
+        }
+    }
+
+    /// The mount is usable; `sync` makes everything durable that the server has.
+    ///
+    /// # Errors
+    /// The system refuses a thread.
+    pub fn usable(
+        &self,
+        handle: MountHandle,
+        sync: impl Fn() -> Result<(), String> + Send + 'static,
+    ) -> std::io::Result<()> {
+        let (task, requests) = channel();
+        let this = self.clone();
+        steadfs_rt::try_spawn("unmount", move || {
+            while requests.recv().is_ok() {
+                if !unmount(&handle, &sync) {
+                    this.0.lock().stage = Stage::Usable;
+                }
+            }
+        })
+        .map(drop)?;
+        self.serve_by(task);
+        Ok(())
+    }
+
+    /// A signal that came while the mount was made is for this task, as all later ones.
+    fn serve_by(&self, task: Sender<()>) {
+        let mut state = self.0.lock();
+        match state.stage {
+            Stage::Asked => request(&task),
+            _ => state.stage = Stage::Usable,
+        }
+        state.task = Some(task);
+    }
+
+    fn take(&self, signal: i32) {
+        // Locked until the end of the process: no mount is made meanwhile.
+        let mut state = self.0.lock();
+        match state.signalled() {
+            Effect::None => {}
+            Effect::Interrupt => {
+                tracing::warn!("a signal: nothing was mounted");
+                let ended = signal_hook::low_level::emulate_default_handler(signal);
+                tracing::debug!(?ended, "the signal has no effect");
+                give_up();
+            }
+            Effect::GiveUp => {
+                tracing::error!("a second signal: what is not written is lost");
+                give_up();
             }
         }
-    };
-    steadfs_rt::try_spawn("signals", work).map(drop)
+    }
+}
+
+impl State {
+    fn signalled(&mut self) -> Effect {
+        match self.stage {
+            Stage::Starting => return Effect::Interrupt,
+            Stage::Asked => return Effect::GiveUp,
+            Stage::Mounting => {}
+            Stage::Usable => self.task.iter().for_each(request),
+        }
+        self.stage = Stage::Asked;
+        Effect::None
+    }
+}
+
+fn request(task: &Sender<()>) {
+    // The task lives as long as the process.
+    let _ = task.send(());
 }
 
 /// A signal makes everything durable by `sync`, and the volume is served on: for a process that cannot unmount.
@@ -115,11 +238,7 @@ fn give_up() -> ! {
 }
 
 /// Whether the mount is detached.
-fn unmount(
-    signals: &mut Signals,
-    handle: &MountHandle,
-    sync: &dyn Fn() -> Result<(), String>,
-) -> bool {
+fn unmount(handle: &MountHandle, sync: &dyn Fn() -> Result<(), String>) -> bool {
     let mut is_told = false;
     loop {
         write_all(handle, sync);
@@ -139,9 +258,6 @@ fn unmount(
                 }
                 let mut looks = 0;
                 while matches!(handle.check(), Err(MountError::Covered { .. })) {
-                    if signals.pending().next().is_some() {
-                        give_up();
-                    }
                     steadfs_rt::sleep(LOOK);
                     // sync(2) does not wait for pages of shared mappings: the kernel may write them back only now.
                     if looks < LOOKS_WITH_SYNC {
@@ -177,5 +293,47 @@ fn sync_covered(handle: &MountHandle) {
     if let Err(error) = handle.sync_covered() {
         tracing::debug!(%error, "cannot sync the covered mount alone");
         rustix::fs::sync();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn signalled(ending: &Ending) -> Effect {
+        ending.0.lock().signalled()
+    }
+
+    #[test]
+    fn a_signal_before_the_mount_ends_the_process() {
+        let ending = Ending::new();
+        assert_eq!(signalled(&ending), Effect::Interrupt);
+    }
+
+    #[test]
+    fn a_signal_while_the_mount_is_made_waits_and_a_second_one_does_not() {
+        for is_usable in [false, true] {
+            let ending = Ending::new();
+            ending.mounts();
+            assert_eq!(signalled(&ending), Effect::None);
+            let (task, requests) = channel();
+            if is_usable {
+                ending.serve_by(task);
+                assert!(requests.try_recv().is_ok());
+            }
+            assert_eq!(signalled(&ending), Effect::GiveUp);
+        }
+    }
+
+    #[test]
+    fn a_second_signal_does_not_wait_for_the_task_that_unmounts() {
+        let ending = Ending::new();
+        ending.mounts();
+        let (task, requests) = channel();
+        ending.serve_by(task);
+        assert!(requests.try_recv().is_err());
+        assert_eq!(signalled(&ending), Effect::None);
+        assert!(requests.try_recv().is_ok());
+        assert_eq!(signalled(&ending), Effect::GiveUp);
     }
 }
