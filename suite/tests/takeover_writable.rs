@@ -220,6 +220,26 @@ fn a_writable_f2fs_block_device_outlives_its_servers() {
 }
 
 /// What may not be set in this way, or not any more, is restored all the same.
+/// What keeps all successors from beginning for a while does not end the mount.
+#[test]
+fn a_lack_that_passes_is_waited_for() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "ext4");
+    let (mount, trigger) = SteadMount::with_fault(&scratch, image.path(), OPTIONS, "successor");
+    fs::write(mount.join("file"), "text").unwrap();
+    fs::write(&trigger, "").unwrap();
+    let pid = Pid::from_raw(i32::try_from(mount.pid()).unwrap()).unwrap();
+    kill_process(pid, Signal::KILL).unwrap();
+    until("attempts have failed", || {
+        mount.log().matches("fault point successor").count() >= 4
+    });
+    fs::remove_file(&trigger).unwrap();
+    assert_eq!(fs::read_to_string(mount.join("file")).unwrap(), "text");
+    mount.signal(Signal::TERM);
+    assert_eq!(mount.wait(), 0);
+    image.check_clean();
+}
+
 #[test]
 fn attributes_that_callers_may_not_change_are_restored() {
     let scratch = Scratch::new();

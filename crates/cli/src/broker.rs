@@ -119,6 +119,24 @@ impl Mounting<'_> {
             if let Some(result) = succession.after(ended, status) {
                 return result;
             }
+            let (requests, commands);
+            (server, requests, commands) = self.start_next(&broker, &mut succession)?;
+            broker.serve_successor(requests, commands);
+        }
+    }
+
+    /// Starts the next server. What the host lacks for that, it may have a little later.
+    fn start_next(
+        &self,
+        broker: &Broker,
+        succession: &mut Succession,
+    ) -> Result<(Server, OwnedFd, OwnedFd), Failure> {
+        loop {
+            steadfs_rt::sleep(succession.pause);
+            if !broker.is_connected() {
+                // Without a mount there is nothing to continue.
+                return Err(not_taken_over());
+            }
             let program = match succession.is_own {
                 true => Path::new(OWN_PROGRAM),
                 false => &self.program,
@@ -126,9 +144,12 @@ impl Mounting<'_> {
             // The file may be gone.
             let next = self.start(program, "--successor");
             let next = next.or_else(|_| self.start(Path::new(OWN_PROGRAM), "--successor"));
-            let (requests, commands);
-            (server, requests, commands) = next?;
-            broker.serve_successor(requests, commands);
+            match next {
+                Err(failure) if succession.has_failed() => {
+                    tracing::error!(why = failure.message, "no server can be started yet");
+                }
+                next => return next,
+            }
         }
     }
 
@@ -170,13 +191,21 @@ impl Mounting<'_> {
 const RESTARTS_MAX: usize = 5;
 const RESTARTS_TIME: Duration = Duration::from_secs(60);
 
-/// Which program is the next server.
+/// Pauses between the attempts to continue a mount, in milliseconds. What the device or the host lacks may pass:
+/// callers wait in the kernel meanwhile, and a mount that is given up is lost, with what it has acknowledged.
+const PAUSES_MS: [u64; 6] = [0, 100, 500, 2000, 10_000, 30_000];
+
+/// Which program is the next server, and when.
 #[derive(Default)]
 struct Succession {
     /// The program of this process, because another one could not continue the mount.
     is_own: bool,
     /// When servers have ended without handing over.
     ended: Vec<Instant>,
+    /// Attempts in a row that have failed.
+    failed: usize,
+    /// Time until the next attempt.
+    pause: Duration,
 }
 
 impl Succession {
@@ -187,9 +216,9 @@ impl Succession {
                 return Some(Err(mount_failure(&Error::from(error))));
             }
             Ended::WithMount(None) => return Some(result(status)),
-            Ended::HandedOver => self.is_own = false,
+            Ended::HandedOver => self.begin(),
             Ended::Unexpectedly if self.may_restart() => {
-                self.is_own = false;
+                self.begin();
                 tracing::error!(%status, "the server has ended; another one continues this mount");
             }
             Ended::Unexpectedly => {
@@ -198,17 +227,28 @@ impl Succession {
                 );
                 return Some(result(status));
             }
-            // What one server cannot continue after another has ended, a third one may.
-            Ended::NotTakenOver if !self.ended.is_empty() && self.may_restart() => {
+            // What one server cannot continue, another one may.
+            Ended::NotTakenOver if self.has_failed() => {
+                let pause = self.pause;
+                tracing::error!(%status, ?pause, "a server could not continue this mount: another one tries");
                 self.is_own = true;
             }
-            Ended::NotTakenOver if self.is_own => return Some(Err(not_taken_over())),
-            Ended::NotTakenOver => {
-                tracing::error!(%status, "the new program cannot continue the mount: the old one does");
-                self.is_own = true;
-            }
+            Ended::NotTakenOver => return Some(Err(not_taken_over())),
         }
         None
+    }
+
+    /// A server that has served is followed by the program as it is installed now, at once.
+    fn begin(&mut self) {
+        (self.is_own, self.failed, self.pause) = (false, 0, Duration::ZERO);
+    }
+
+    /// An attempt has failed. Returns whether there is another one.
+    fn has_failed(&mut self) -> bool {
+        let pause = PAUSES_MS.get(self.failed);
+        self.failed += 1;
+        self.pause = Duration::from_millis(pause.copied().unwrap_or_default());
+        pause.is_some()
     }
 
     fn may_restart(&mut self) -> bool {
@@ -270,4 +310,41 @@ fn start_printer(child: &mut Child) -> Result<Option<steadfs_rt::JoinHandle<()>>
     let printer =
         pipe.map(|pipe| steadfs_rt::try_spawn("server-messages", move || log::show(pipe)));
     printer.transpose().map_err(system)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_lack_of_half_a_minute_does_not_end_a_mount() {
+        let mut succession = Succession::default();
+        let ended = ExitStatus::default();
+        assert!(succession.after(Ended::Unexpectedly, ended).is_none());
+        assert_eq!(
+            (succession.pause, succession.is_own),
+            (Duration::ZERO, false)
+        );
+        let mut waited = Duration::ZERO;
+        let mut attempts = 0;
+        while succession.after(Ended::NotTakenOver, ended).is_none() {
+            assert!(succession.is_own, "the program that has served");
+            waited += succession.pause;
+            attempts += 1;
+        }
+        assert!(waited > Duration::from_secs(30), "{waited:?}");
+        assert!(attempts < 10, "{attempts}");
+    }
+
+    #[test]
+    fn a_volume_that_ends_every_server_ends_its_mount() {
+        let mut succession = Succession::default();
+        let ended = ExitStatus::default();
+        let mut served = 0;
+        while succession.after(Ended::Unexpectedly, ended).is_none() {
+            served += 1;
+            assert!(succession.after(Ended::NotTakenOver, ended).is_none());
+        }
+        assert_eq!(served + 1, RESTARTS_MAX);
+    }
 }

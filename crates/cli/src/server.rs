@@ -22,8 +22,10 @@ use crate::{args, broker, kind, log, mount, sandbox, signals};
 /// Threads without which no volume is served: its tasks, one for device I/O, one for signals, and one or two for
 /// requests. Additional threads increase parallelism.
 pub const THREADS: usize = 16;
-/// Longest time that a successor waits for the locks of its predecessor.
-const LOCKS_TIME: Duration = Duration::from_secs(5);
+/// Longest time that a successor waits for the locks of its predecessor: error handling of a device takes minutes.
+const LOCKS_TIME: Duration = Duration::from_secs(300);
+/// The wait for locks that is reported.
+const LOCKS_NOTICE: Duration = Duration::from_secs(5);
 /// The exit code of a contained server whose volume can only be read: the broker starts another one, with `ro`.
 pub const READ_ONLY_AGAIN: u8 = 77;
 
@@ -126,6 +128,7 @@ pub fn run_successor(
     mountpoint: &Path,
 ) -> Result<(), Failure> {
     let (requests, commands) = sockets(args, path, mountpoint)?;
+    steadfs_rt::fault_point("successor");
     let broker = BrokerClient::connect(requests);
     let failed = |error: Error| mount_failure(&error);
     let left = broker.take_over().map_err(|error| failed(error.into()))?;
@@ -166,11 +169,15 @@ pub fn run_successor(
 /// Opens the device of a server that has ended: the kernel may drop what that one had open, and its locks, a little later,
 /// when the last request of its rings has ended.
 fn open_device_again(path: &Path, options: &Options, claimed: bool) -> Result<VolumeDevice, Error> {
-    const STEP: Duration = Duration::from_millis(5);
+    const STEP: Duration = Duration::from_millis(20);
     let began = steadfs_rt::now();
+    let mut is_reported = false;
     loop {
         match VolumeDevice::open_again(path, options, claimed) {
-            Err(Error::Open(OpenError::Busy { .. })) if began.elapsed() < LOCKS_TIME => {
+            Err(Error::Open(error @ OpenError::Busy { .. })) if began.elapsed() < LOCKS_TIME => {
+                if began.elapsed() > LOCKS_NOTICE && !std::mem::replace(&mut is_reported, true) {
+                    tracing::warn!(%error, "waiting for what the last server had open");
+                }
                 steadfs_rt::sleep(STEP);
             }
             opened => return opened,

@@ -3,6 +3,8 @@
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+
 use super::codec::{Reply, Request};
 use super::commands::Commands;
 use super::succession::Succession;
@@ -139,6 +141,18 @@ impl Broker {
         self.commands.replace(commands);
         self.is_served = false;
         self.left_devices.append(&mut self.devices);
+    }
+
+    /// Whether the connection of the mount lives: an unmount ends it, and so does an abort.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        let Some((_, device)) = &self.mounted else {
+            return false;
+        };
+        let mut polled = [PollFd::new(device, PollFlags::IN)];
+        let now = Timespec::default();
+        let found = rustix::event::poll(&mut polled, Some(&now));
+        found.is_ok() && !polled[0].revents().contains(PollFlags::ERR)
     }
 
     /// Serves until the server has ended. `options` says how to mount; `usable` is called once the mount is, with its handle if
