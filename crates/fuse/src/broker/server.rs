@@ -325,7 +325,11 @@ impl Broker {
     }
 
     /// The server has ended.
-    fn ended(&self, failure: Option<MountError>) -> Ended {
+    fn ended(&mut self, failure: Option<MountError>) -> Ended {
+        if !self.was_usable && self.mounted.take().is_some() {
+            // It has made a mount, and did not live to serve it or to have it removed.
+            self.mounter.detach();
+        }
         match (self.succession.is_handed_over(), self.is_served) {
             (true, true) => Ended::HandedOver,
             (true, false) => Ended::NotTakenOver,

@@ -312,6 +312,23 @@ fn no_server_continues_with_other_files() {
     }
 }
 
+#[test]
+fn the_mount_of_a_server_that_ended_before_it_was_usable_is_removed() {
+    for is_usable in [false, true] {
+        let mounter = Arc::default();
+        let (broker, ours) = broker_with(&mounter);
+        let task = run_broker(broker);
+        assert_eq!(ask_for(&ours, "mount 0 0").0, "done");
+        if is_usable {
+            assert_eq!(ask_for(&ours, "usable").0, "done");
+        }
+        drop(ours);
+        assert!(matches!(task.join().1, Ended::WithMount(None)));
+        let detaches = mounter.detaches.load(Ordering::Relaxed);
+        assert_eq!(detaches, u32::from(!is_usable));
+    }
+}
+
 /// A server mounts twice at most, and neither it nor a successor mounts or unmounts once the mount was usable.
 #[test]
 fn a_mount_that_was_usable_is_not_made_again() {
