@@ -5,13 +5,15 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
 use rustix::fs::{StatVfs, statvfs};
 use rustix::io::Errno;
 use serde::Serialize;
+use steadfs::is_server_gone;
 use steadfs::tools::printable;
+use steadfs_rt::now;
 
 use crate::args;
 use crate::failure::Failure;
@@ -53,7 +55,7 @@ pub fn run(args: &args::List) -> Result<(), Failure> {
     let mounts = mounts()?;
     // All servers are asked at once, so that several silent ones take no longer than one.
     let asked: Vec<_> = mounts.iter().map(ask).collect();
-    let answers: Vec<Answer> = asked.into_iter().map(wait).collect();
+    let answers = answers(asked, PATIENCE);
     let listed: Vec<_> = mounts.iter().zip(&answers).collect();
     if args.json {
         let rows: Vec<_> = listed.into_iter().map(Row::of).collect();
@@ -75,11 +77,14 @@ fn ask(mount: &Mount) -> Receiver<Answer> {
     answered
 }
 
-fn wait(answered: Receiver<Answer>) -> Answer {
-    match answered.recv_timeout(PATIENCE) {
-        Ok(answer) => answer,
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Answer::Silent,
-    }
+/// The answers that come in this time, to all together.
+fn answers(asked: Vec<Receiver<Answer>>, patience: Duration) -> Vec<Answer> {
+    let deadline = now() + patience;
+    let answer = |answered: Receiver<Answer>| {
+        let answer = answered.recv_timeout(deadline.since(now()));
+        answer.unwrap_or(Answer::Silent)
+    };
+    asked.into_iter().map(answer).collect()
 }
 
 fn inquire(mountpoint: &Path) -> Answer {
@@ -88,8 +93,8 @@ fn inquire(mountpoint: &Path) -> Answer {
             usage,
             volume: volume(&mountpoint.join(".steadfs")),
         },
-        Err(Errno::NOTCONN | Errno::CONNABORTED) => Answer::Gone,
         Err(Errno::ACCESS | Errno::PERM) => Answer::Closed,
+        Err(errno) if is_server_gone(&errno.into()) => Answer::Gone,
         Err(errno) => Answer::Failed(errno),
     }
 }
@@ -229,4 +234,21 @@ fn show(out: &mut dyn Write, listed: &[(&Mount, &Answer)]) -> io::Result<()> {
         writeln!(out, "{}", row[5])?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn several_silent_servers_take_no_longer_than_one() {
+        let patience = Duration::from_millis(100);
+        let (senders, asked): (Vec<_>, Vec<_>) = (0..50).map(|_| channel()).unzip();
+        assert!(senders[49].send(Answer::Gone).is_ok());
+        let began = now();
+        let answers = answers(asked, patience);
+        assert!(began.elapsed() < 20 * patience, "{:?}", began.elapsed());
+        assert!(matches!(answers[0], Answer::Silent));
+        assert!(matches!(answers[49], Answer::Gone));
+    }
 }

@@ -5,6 +5,7 @@
 //! fusermount3, the set-user-ID helper of libfuse.
 
 mod covered;
+mod gone;
 mod helper;
 mod kernel;
 mod remount;
@@ -22,6 +23,7 @@ use rustix::io::Errno;
 use rustix::mount::{MountFlags as RawFlags, UnmountFlags};
 use steadfs_vfs::{FileSystem, FsError};
 
+pub use gone::is_server_gone;
 pub use kernel::KernelMount;
 pub use serve::{Mounter, Served, prepare_rings, serve, uring_hint};
 pub use succession::{Inheritance, Legacy, serve_on};

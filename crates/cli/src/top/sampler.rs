@@ -8,6 +8,7 @@ use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use steadfs::is_server_gone;
 use steadfs_rt::{Instant, now};
 
 /// Counters of a mount at one moment.
@@ -115,8 +116,8 @@ impl Sampler {
 fn read(control: &Path) -> Answer {
     match sample(control) {
         Ok(sample) => Answer::Sample(Box::new(sample)),
+        Err(error) if is_server_gone(&error) => Answer::Gone,
         Err(error) => match Errno::from_io_error(&error) {
-            Some(Errno::NOTCONN | Errno::CONNABORTED) => Answer::Gone,
             Some(Errno::ACCESS | Errno::PERM) => Answer::Closed,
             Some(Errno::NOENT) => Answer::NoControl,
             _ => Answer::Failed(error.to_string()),

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 use rustix::io::Errno;
 use steadfs_rt::{Mutex, Rank};
 
+use super::gone::is_server_gone;
 use super::serve::Mounter;
 use super::table::MountEntry;
 use super::{MountHandle, MountOptions, Unmount, helper, uses_fusermount};
@@ -85,19 +86,11 @@ fn check_mountpoint(path: &Path) -> Result<PathBuf, MountError> {
     match real.metadata() {
         Ok(found) if found.is_dir() => Ok(real),
         Ok(_) => Err(fail("not a directory".to_owned())),
-        Err(error) if is_without_server(&error) => Err(fail(
+        Err(error) if is_server_gone(&error) => Err(fail(
             "the server of the volume mounted there is gone; unmount it first".to_owned(),
         )),
         Err(error) => Err(fail(error.to_string())),
     }
-}
-
-/// A call on a mount whose server is gone, or is going while the call waits for it: through the device, or through a ring.
-fn is_without_server(error: &std::io::Error) -> bool {
-    matches!(
-        Errno::from_io_error(error),
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CANCELED)
-    )
 }
 
 fn mount_as_root(mountpoint: &Path, options: &MountOptions) -> Result<OwnedFd, MountError> {

@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use thiserror::Error;
 
 use super::MountHandle;
+use super::gone::is_server_gone;
 use super::remount::ioctl_server;
 use super::table::proc_fd_path;
 use crate::close_result::CloseResultFd;
@@ -132,11 +133,7 @@ impl MountHandle {
 fn from_kernel(error: &std::io::Error) -> SyncError {
     match Errno::from_io_error(error) {
         Some(Errno::PERM) => SyncError::NotAllowed,
-        // CONNREFUSED: it was killed before it answered INIT. CANCELED: a request that it had in service through io_uring
-        // when it was killed.
-        Some(Errno::NOTCONN | Errno::CONNABORTED | Errno::CONNREFUSED | Errno::CANCELED) => {
-            SyncError::Gone
-        }
+        _ if is_server_gone(error) => SyncError::Gone,
         _ => SyncError::Failed {
             errno: error.raw_os_error(),
             cause: error.to_string(),
