@@ -1,7 +1,6 @@
 //! `steadfs list`: the mounts of steadfs in this mount namespace.
 
 use std::borrow::Cow;
-use std::fs;
 use std::io::{self, Write};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
@@ -16,6 +15,7 @@ use steadfs::tools::printable;
 use steadfs_rt::now;
 
 use crate::args;
+use crate::control_file;
 use crate::failure::Failure;
 use crate::json::text;
 use crate::output::print;
@@ -100,8 +100,8 @@ fn inquire(mountpoint: &Path) -> Answer {
 }
 
 fn volume(control: &Path) -> Option<Volume> {
-    let options = fs::read_to_string(control.join("options")).ok()?;
-    let errors = fs::read_to_string(control.join("errors")).unwrap_or_default();
+    let options = control_file::read(&control.join("options")).ok()?;
+    let errors = control_file::read(&control.join("errors")).unwrap_or_default();
     Some(Volume {
         format: match control.join("f2fs").exists() {
             true => "f2fs",

@@ -16,6 +16,7 @@ mod closing;
 mod completion_script;
 mod completions;
 mod consent;
+mod control_file;
 mod copy;
 mod daemon;
 mod du;

@@ -1,13 +1,13 @@
 //! `steadfs stat` of a mount: its statistics; of files on volumes see `files`.
 
 use std::ffi::OsString;
-use std::fs;
 use std::io::{self, Write};
 use std::path::Path;
 
 use serde_json::{Value, json};
 
 use crate::args;
+use crate::control_file;
 use crate::failure::{Failure, code};
 use crate::files;
 use crate::output::print;
@@ -47,7 +47,7 @@ fn mounted(place: &OsString) -> Result<Option<Mount>, Failure> {
 /// A control file's content, if the volume has it.
 fn read(mount: &Mount, name: &str) -> Result<Option<String>, Failure> {
     let folder = mount.mountpoint.join(".steadfs");
-    match fs::read_to_string(folder.join(name)) {
+    match control_file::read(&folder.join(name)) {
         Ok(text) => Ok(Some(text)),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             if folder.exists() {

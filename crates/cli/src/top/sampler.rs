@@ -1,6 +1,5 @@
 //! Reads the control files of one mount, from a thread of its own.
 
-use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
@@ -10,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use steadfs::is_server_gone;
 use steadfs_rt::{Instant, now};
+
+use crate::control_file;
 
 /// Counters of a mount at one moment.
 #[derive(Clone, Debug)]
@@ -128,7 +129,7 @@ fn read(control: &Path) -> Answer {
 fn sample(control: &Path) -> io::Result<Sample> {
     let file = |name: &str| -> PathBuf { control.join(name) };
     let parsed = |name: &str| -> io::Result<Value> {
-        let text = fs::read_to_string(file(name))?;
+        let text = control_file::read(&file(name))?;
         serde_json::from_str(&text).map_err(io::Error::other)
     };
     let optional = |name: &str| -> io::Result<Option<Value>> {
@@ -143,7 +144,7 @@ fn sample(control: &Path) -> io::Result<Sample> {
         Some(value) => ("f2fs", value),
         None => ("ext4", optional("jbd2/stats.json")?.unwrap_or_default()),
     };
-    let errors = fs::read_to_string(file("errors"))?;
+    let errors = control_file::read(&file("errors"))?;
     let waiting = serde_json::from_value(parsed("waiting.json")?).map_err(io::Error::other)?;
     Ok(Sample {
         at,
