@@ -593,6 +593,12 @@ fn mount_8_finds_its_helper() {
         options,
         "rw,noatime,commit=8,async_checkpoint=50,sandbox=on\n"
     );
+    // One that is in use becomes read-only, as by umount(8).
+    let open = File::open(&dir).unwrap();
+    let done = call("umount.steadfs", &[&dir, "-r".as_ref()]).expect(0);
+    assert!(done.err.contains("it is read-only now"), "{}", done.err);
+    assert!(fs::write(dir.join("file"), "text").is_err());
+    drop(open);
     call("umount.steadfs", &[&dir]).expect(0);
     image.check_clean();
     let wrong = [image.path(), &dir, "-o".as_ref(), "bogus".as_ref()];

@@ -49,11 +49,18 @@ pub fn called_by_mount_fuse(words: &[OsString]) -> bool {
 pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
     let call = Call::parse(role, words.get(1..).unwrap_or_default())?;
     match role {
-        Role::Umount => umount::run(&args::Umount {
-            mountpoint: call.path(0)?,
-            lazy: call.lazy,
-            force: call.force,
-        }),
+        Role::Umount => {
+            let mountpoint = call.path(0)?;
+            let done = umount::run(&args::Umount {
+                mountpoint: mountpoint.clone(),
+                lazy: call.lazy,
+                force: call.force,
+            });
+            match done {
+                Err(failure) if call.or_read_only => umount::make_read_only(&mountpoint, failure),
+                done => done,
+            }
+        }
         Role::Mount => {
             let (volume, mountpoint) = (call.path(0)?, call.path(1)?);
             let (is_remount, mut options) = split_remount(&call.options);
@@ -68,16 +75,13 @@ pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
             if is_remount {
                 return remount::for_mount_8(&mountpoint, &options);
             }
-            let volume = source::device(&volume);
+            let found = source::find(&volume)?;
             // mount(8) handles this option only for file systems that it mounts itself.
-            let is_missing = volume
-                .as_ref()
-                .map_or(true, |volume| is_missing(file_of(volume)));
-            if options.split(',').any(|item| item == "nofail") && is_missing {
+            if options.split(',').any(|item| item == "nofail") && is_missing(found.as_deref()) {
                 return Ok(());
             }
             mount::run(&args::Mount {
-                volume: volume?,
+                volume: found.unwrap_or(volume),
                 mountpoint: Some(mountpoint),
                 options: args::ListedOptions {
                     lists: vec![options],
@@ -118,8 +122,11 @@ pub fn called_by_service(words: &[OsString]) -> Result<args::Mount, Failure> {
     })
 }
 
-/// Whether the image or device is missing or empty.
-fn is_missing(volume: &Path) -> bool {
+/// Whether the image or device is missing or empty; `None`: no device has the tag.
+fn is_missing(volume: Option<&Path>) -> bool {
+    let Some(volume) = volume.map(file_of) else {
+        return true;
+    };
     if steadfs::is_uri(volume) {
         return false;
     }
@@ -155,6 +162,8 @@ struct Call {
     fake: bool,
     force: bool,
     lazy: bool,
+    /// A mount that is in use becomes read-only.
+    or_read_only: bool,
     read_write: bool,
     sloppy: bool,
     verbose: bool,
@@ -182,6 +191,12 @@ impl Call {
                     ('s', Role::Mount) => call.sloppy = true,
                     ('l', Role::Umount) => call.lazy = true,
                     ('r', Role::Mount) => call.options.push("ro".to_owned()),
+                    ('r', Role::Umount) => call.or_read_only = true,
+                    ('N', _) => {
+                        let why =
+                            "the helper does not change its namespace; run it there by nsenter(1)";
+                        return Err(usage(format!("-N: {why}")));
+                    }
                     ('w', Role::Mount) => {
                         call.options.push("rw".to_owned());
                         call.read_write = true;
@@ -275,6 +290,7 @@ mod tests {
             fake: true,
             force: false,
             lazy: false,
+            or_read_only: false,
             read_write: false,
             sloppy: true,
             verbose: true,
@@ -299,6 +315,12 @@ mod tests {
         let call = Call::parse(Role::Umount, &words("/mnt -fv")).unwrap();
         assert!(call.force && !call.fake);
         assert!(call.path(1).is_err());
+        let call = Call::parse(Role::Umount, &words("/mnt -fr")).unwrap();
+        assert!(call.force && call.or_read_only);
+        for role in [Role::Mount, Role::Umount] {
+            let refused = Call::parse(role, &words("a b -N 1")).unwrap_err();
+            assert!(refused.message.contains("nsenter"), "{}", refused.message);
+        }
         assert!(Call::parse(Role::Mount, &words("a b -x")).is_err());
         assert!(Call::parse(Role::Mount, &words("a b -o")).is_err());
     }

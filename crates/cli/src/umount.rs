@@ -8,6 +8,7 @@ use std::process::Command;
 use std::time::Duration;
 
 use rustix::io::Errno;
+use steadfs::tools::printable_text;
 use steadfs::{
     CloseResult, CloseResultFd, MountEntry, MountError, MountHandle, PendingCloseResult, SyncError,
     Synced, Unmount,
@@ -72,6 +73,24 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
         VolumeState::Closed(why) => Err(Failure::new(
             code::MOUNT,
             format!("{place}: unmounted, but the server's result is unknown: {why}"),
+        )),
+    }
+}
+
+/// umount(8)'s `-r`: a mount that could not be removed because of `failure` becomes read-only.
+pub fn make_read_only(mountpoint: &Path, failure: Failure) -> Result<(), Failure> {
+    let Ok(mount) = find(mountpoint) else {
+        return Err(failure);
+    };
+    match MountHandle::of(mount).remount("ro") {
+        Ok(()) => {
+            let why = printable_text(&failure.message);
+            say(format_args!("steadfs: {why}; it is read-only now"));
+            Ok(())
+        }
+        Err(error) => Err(Failure::new(
+            failure.code,
+            format!("{}; nor can it become read-only: {error}", failure.message),
         )),
     }
 }
