@@ -116,10 +116,7 @@ impl Recorder {
         let found;
         let (found, counts) = match beginning {
             Beginning::Durable(counts) => {
-                found = Found {
-                    answers: Vec::new(),
-                    ..Found::read(file.as_fd(), layout)?
-                };
+                found = Found::used(file.as_fd(), layout)?;
                 (&found, Counts::begin(Arc::clone(&file), layout, counts)?)
             }
             Beginning::Restored(record) => (&record.0, Counts::resume(Arc::clone(&file), layout)?),

@@ -92,6 +92,11 @@ impl Legacy {
         let mut words = first.split(' ');
         let minor = words.next().and_then(|minor| minor.parse().ok());
         let words: Vec<&str> = words.collect();
+        let known = [RESENDS, ONLY_READ, RECORDED, ENDED];
+        if words.iter().any(|word| !known.contains(word)) {
+            // Of another version, which knows what follows from it.
+            return Err(invalid());
+        }
         let mut lookups = LookupCounts::new();
         for line in lines {
             let line = line?;
@@ -230,4 +235,28 @@ pub fn serve_on(
         mount_threads,
         pool,
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_legacy_is_read_as_it_was_written_and_one_of_another_version_is_not() {
+        let legacy = Legacy {
+            minor: 45,
+            resends: true,
+            only_read: false,
+            recorded: true,
+            options: "rw,noatime".to_owned(),
+            lookups: Some(vec![(InodeNo(2), 7)]),
+        };
+        let file = tempfile::tempfile().unwrap();
+        legacy.write(&file).unwrap();
+        assert_eq!(Legacy::read(&file).unwrap(), legacy);
+        let file = tempfile::tempfile().unwrap();
+        (&file).write_all(b"45 resends folded\nrw\n").unwrap();
+        let error = Legacy::read(&file).unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+    }
 }

@@ -21,6 +21,9 @@ pub(super) const COUNT_BYTES: u64 = 16;
 pub(super) const RECORD_HEAD: usize = 32;
 
 const SEGMENT_MAGIC: u64 = u64::from_le_bytes(*b"steadlog");
+/// The format of the records behind a segment's head. It changes with each change of records or items: a program of
+/// another version may continue the mount, and must not take for nothing what it does not understand.
+pub(super) const FORMAT: u32 = 1;
 /// Checksums begin with it.
 const SEED: u32 = !0;
 
@@ -106,20 +109,30 @@ pub(super) fn read_at(file: BorrowedFd<'_>, offset: u64, bytes: &mut [u8]) -> Re
 
 /// The head of the segment with this number, which is at least 1.
 pub(super) fn segment_head(number: u64) -> [u8; SEGMENT_HEAD as usize] {
+    segment_head_of(number, FORMAT)
+}
+
+/// The same with records of any format. The head is the same in all of them.
+pub(super) fn segment_head_of(number: u64, format: u32) -> [u8; SEGMENT_HEAD as usize] {
     let mut head = [0; SEGMENT_HEAD as usize];
     head[..8].copy_from_slice(&SEGMENT_MAGIC.to_le_bytes());
     head[8..16].copy_from_slice(&number.to_le_bytes());
-    let sum = crc32c(SEED, &head[..16]);
-    head[16..20].copy_from_slice(&sum.to_le_bytes());
+    head[16..20].copy_from_slice(&format.to_le_bytes());
+    let sum = crc32c(SEED, &head[..20]);
+    head[20..24].copy_from_slice(&sum.to_le_bytes());
     head
 }
 
-/// The number in a segment's head; `None`: the segment is free.
-pub(super) fn segment_number(head: &[u8]) -> Option<u64> {
-    let number = u64::from_le_bytes(head.get(8..16)?.try_into().ok()?);
-    let is_valid = number > 0 && head.get(..SEGMENT_HEAD as usize)? == segment_head(number);
-    is_valid.then_some(number)
+/// The number in a segment's head, and the format of its records; `None`: the segment is free.
+pub(super) fn segment_in(head: &[u8; SEGMENT_HEAD as usize]) -> Option<(u64, u32)> {
+    let number = head[8..16].try_into().map_or(0, u64::from_le_bytes);
+    let format = head[16..20].try_into().map_or(0, u32::from_le_bytes);
+    let is_valid = number > 0 && *head == segment_head_of(number, format);
+    is_valid.then_some((number, format))
 }
+
+/// A whole record, or its segment, is of another version of this program.
+pub(super) const NOT_UNDERSTOOD: Errno = Errno::PROTO;
 
 /// The head of a record: its items are in a body and, if the last one is bytes of a file, the data behind it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

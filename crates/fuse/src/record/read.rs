@@ -1,7 +1,8 @@
 //! The log of a server that has ended, as its successor reads it.
 //!
 //! **Rule.** Records are read in the order in which they were written, and the last state of an object counts. A record
-//! without its whole body or data was not acknowledged, and is passed over.
+//! without its whole body or data was not acknowledged, and is passed over. A whole one that is not understood was: the
+//! successor fails, and the broker has a server of its own version read the file.
 //!
 //! Link counts follow names: those of records without a name count only where no earlier record has the inode. Written pages
 //! come without the inode's lock, so their record may show what an unlink has done that is not recorded yet, and that the
@@ -19,7 +20,8 @@ use steadfs_vfs::{
 use super::counts::read_counts;
 use super::item::{InodeState, Item, decode};
 use super::layout::{
-    Layout, RECORD_HEAD, RecordHead, SEGMENT_HEAD, SEGMENTS, read_at, segment_number, sum,
+    FORMAT, Layout, NOT_UNDERSTOOD, RECORD_HEAD, RecordHead, SEGMENT_HEAD, SEGMENTS, read_at,
+    segment_in, sum,
 };
 
 /// Most answers that are kept for successors: those of the newest servers. A server has one for each request that it
@@ -151,31 +153,31 @@ impl Fold {
     }
 
     /// The records of a segment.
-    fn segment(&mut self, bytes: &[u8], number: u64) {
+    ///
+    /// # Errors
+    /// [`NOT_UNDERSTOOD`].
+    fn segment(&mut self, bytes: &[u8], number: u64) -> Result<(), Errno> {
         let mut at = SEGMENT_HEAD as usize;
         while let Some(head) = bytes.get(at..).and_then(RecordHead::decode) {
             if head.segment != number {
-                return;
+                break;
             }
             let body_at = at + RECORD_HEAD;
             let data_at = body_at + head.body_len as usize;
             at = data_at + head.data_len as usize;
             let (Some(body), Some(data)) = (bytes.get(body_at..data_at), bytes.get(data_at..at))
             else {
-                return;
+                break;
             };
             if sum(body) != head.body_sum || sum(data) != head.data_sum {
                 continue;
             }
             // Data lies behind the item that it belongs to, as if it was part of the body.
-            match decode(&bytes[body_at..at]) {
-                Some(items) => {
-                    let has_names = items.iter().any(|item| matches!(item, Item::Name(..)));
-                    items.into_iter().for_each(|item| self.add(item, has_names));
-                }
-                None => tracing::error!(number, "a record is not understood"),
-            }
+            let items = decode(&bytes[body_at..at]).ok_or(NOT_UNDERSTOOD)?;
+            let has_names = items.iter().any(|item| matches!(item, Item::Name(..)));
+            items.into_iter().for_each(|item| self.add(item, has_names));
         }
+        Ok(())
     }
 
     /// What follows from the counts.
@@ -205,24 +207,20 @@ impl Fold {
 impl Found {
     /// Reads the file of a server that has ended.
     ///
-    /// # Errors
-    /// Those of the file.
+    /// # Errors Those of the file. [`NOT_UNDERSTOOD`]: a program of another version has written it, which can continue
+    /// the mount.
     pub(super) fn read(file: BorrowedFd<'_>, layout: Layout) -> Result<Self, Errno> {
         let counts = read_counts(file, layout)?;
-        let mut segments = Vec::new();
-        let mut head = [0; SEGMENT_HEAD as usize];
-        for index in 0..SEGMENTS {
-            read_at(file, layout.segment(index), &mut head)?;
-            if let Some(number) = segment_number(&head) {
-                segments.push((index, number));
-            }
+        let heads = heads(file, layout)?;
+        if heads.iter().any(|(.., format)| *format != FORMAT) {
+            return Err(NOT_UNDERSTOOD);
         }
-        segments.sort_by_key(|(_, number)| *number);
+        let segments = numbered(&heads);
         let mut fold = Fold::default();
         let mut bytes = vec![0; usize::try_from(layout.segment_bytes).unwrap_or(usize::MAX)];
         for (index, number) in &segments {
             let len = read_at(file, layout.segment(*index), &mut bytes)?;
-            fold.segment(&bytes[..len], *number);
+            fold.segment(&bytes[..len], *number)?;
         }
         fold.finish(&counts);
         // Slots grow from server to server.
@@ -234,4 +232,34 @@ impl Found {
             counts,
         })
     }
+
+    /// The same of a server that has handed over: its records, of any format, are out of date.
+    ///
+    /// # Errors
+    /// Those of the file.
+    pub(super) fn used(file: BorrowedFd<'_>, layout: Layout) -> Result<Self, Errno> {
+        Ok(Self {
+            segments: numbered(&heads(file, layout)?),
+            ..Self::default()
+        })
+    }
+}
+
+/// Index, number and format of the segments in use, the oldest first.
+fn heads(file: BorrowedFd<'_>, layout: Layout) -> Result<Vec<(usize, u64, u32)>, Errno> {
+    let mut heads = Vec::new();
+    let mut head = [0; SEGMENT_HEAD as usize];
+    for index in 0..SEGMENTS {
+        read_at(file, layout.segment(index), &mut head)?;
+        if let Some((number, format)) = segment_in(&head) {
+            heads.push((index, number, format));
+        }
+    }
+    heads.sort_by_key(|(_, number, _)| *number);
+    Ok(heads)
+}
+
+fn numbered(heads: &[(usize, u64, u32)]) -> Vec<(usize, u64)> {
+    let head = |(index, number, _): &(usize, u64, u32)| (*index, *number);
+    heads.iter().map(head).collect()
 }

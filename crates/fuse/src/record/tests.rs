@@ -10,7 +10,10 @@ use steadfs_vfs::{
 };
 
 use super::item::{InodeState, Item, decode, encode_bytes_head};
-use super::layout::{Layout, RECORD_HEAD, SEGMENT_HEAD, new_file_of, read_at, write_at};
+use super::layout::{
+    FORMAT, Layout, NOT_UNDERSTOOD, RECORD_HEAD, SEGMENT_HEAD, new_file_of, read_at,
+    segment_head_of, write_at,
+};
 use super::log::{LIVE_MAX, Log};
 use super::*;
 
@@ -317,6 +320,32 @@ fn a_successor_finds_a_segment_if_all_are_in_use() {
     assert_eq!(read(&file, SMALL).segments.len(), 4);
     begin(&file, SMALL);
     assert_eq!(read(&file, SMALL).segments, [(0, 6)]);
+}
+
+/// What a program of another version has acknowledged is not taken for nothing.
+#[test]
+fn records_of_another_version_are_refused() {
+    let refused = |file: &OwnedFd| {
+        let error = Found::read(file.as_fd(), SMALL).err();
+        assert_eq!(error, Some(NOT_UNDERSTOOD));
+        // After a hand-over they are out of date.
+        let used = Found::used(file.as_fd(), SMALL).unwrap();
+        assert!(!used.segments.is_empty());
+    };
+    // Of the same format, with an item that does not exist.
+    let file = new(SMALL);
+    let log = begin(&file, SMALL);
+    log.append(&mut log.ticket(), &[], |out| {
+        out.push(200);
+        Ok(())
+    });
+    drop(log);
+    refused(&file);
+    // Of another format.
+    let file = new(SMALL);
+    let head = segment_head_of(1, FORMAT + 1);
+    write_at(&file, SMALL.segment(0), &[&head]).unwrap();
+    refused(&file);
 }
 
 /// A large write that a kill interrupts before its data is copied.
