@@ -333,7 +333,7 @@ impl Broker {
         match (self.succession.is_handed_over(), self.is_served) {
             (true, true) => Ended::HandedOver,
             (true, false) => Ended::NotTakenOver,
-            (false, true) if self.can_continue() => Ended::Unexpectedly,
+            (false, true) if self.is_connected() && self.can_continue() => Ended::Unexpectedly,
             (false, _) => Ended::WithMount(failure),
         }
     }

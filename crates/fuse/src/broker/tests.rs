@@ -209,11 +209,17 @@ fn a_server_whose_legacy_cannot_be_written_takes_no_further_command() {
 struct CountingMounter {
     mounts: AtomicU32,
     detaches: AtomicU32,
+    /// What it mounts is unmounted at once.
+    unmounts: bool,
 }
 
 impl Mounter for CountingMounter {
     fn mount(&self, _: &MountOptions) -> Result<OwnedFd, MountError> {
         self.mounts.fetch_add(1, Ordering::Relaxed);
+        if self.unmounts {
+            // To poll(2) the device of a mount that is gone is as a pipe without a reader.
+            return Ok(std::io::pipe().unwrap().1.into());
+        }
         Ok(tempfile::tempfile().unwrap().into())
     }
 
@@ -310,6 +316,22 @@ fn no_server_continues_with_other_files() {
         drop(ours);
         assert!(matches!(task.join().1, Ended::NotTakenOver));
     }
+}
+
+/// A server that ends because its mount was unmounted.
+#[test]
+fn a_mount_that_is_gone_is_not_continued() {
+    let mounter = Arc::new(CountingMounter {
+        unmounts: true,
+        ..CountingMounter::default()
+    });
+    let (broker, ours) = broker_with(&mounter);
+    let task = run_broker(broker);
+    for done in ["mount 1 0", "usable", "standby 45 ended"] {
+        assert_eq!(ask_for(&ours, done).0, "done");
+    }
+    drop(ours);
+    assert!(matches!(task.join().1, Ended::WithMount(None)));
 }
 
 #[test]
