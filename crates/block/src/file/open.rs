@@ -97,6 +97,7 @@ impl ClaimedFile {
         let file = fstat(&fd).map_err(OpenError::io(path, "cannot be examined"))?;
         check_protection(path, options, &file)?;
         retry_busy(|| lock_opened(path, options, &fd))?;
+        check_name(path, &fd)?;
         // A reader does not keep the claim, so that several can read.
         let exclusive = exclusive.filter(|_| !options.read_only);
         Self::guarded(path, options, fd, exclusive)
@@ -320,6 +321,19 @@ fn check_protection(path: &Path, options: &OpenOptions, file: &Stat) -> Result<(
         return Err(OpenError::io(path, "is write-protected")(Errno::ROFS));
     }
     Ok(())
+}
+
+/// Refuses an image without a name: a program that had locked it has replaced or removed it between its open and our lock, and
+/// what is written to it would be lost.
+fn check_name(path: &Path, fd: &OwnedFd) -> Result<(), OpenError> {
+    let file = fstat(fd).map_err(OpenError::io(path, "cannot be examined"))?;
+    match TargetKind::of(&file) {
+        Some(TargetKind::Image) if file.st_nlink == 0 => {
+            let what = "has been replaced or removed while it was opened";
+            Err(OpenError::io(path, what)(Errno::STALE))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Takes the locks of an open file, and refuses one that the kernel uses through a loop device.

@@ -373,3 +373,32 @@ fn a_file_that_was_opened_for_this_process_is_claimed() {
     let folder = ClaimedFile::claim_opened(name, &options, folder, None);
     assert!(matches!(folder, Err(OpenError::WrongKind { .. })));
 }
+
+/// `steadfs edit --copy` renames over an image that it has locked, and unlocks it then.
+#[test]
+fn an_opened_file_that_lost_its_name_before_it_was_locked_is_not_claimed() {
+    let dir = TempDir::new().unwrap();
+    let (path, new) = (image(&dir, 1 << 20), dir.path().join("new"));
+    for read_only in [false, true] {
+        let options = OpenOptions {
+            read_only,
+            ..OpenOptions::default()
+        };
+        let open = || {
+            OwnedFd::from(
+                std::fs::File::options()
+                    .read(true)
+                    .write(true)
+                    .open(&path)
+                    .unwrap(),
+            )
+        };
+        let old = open();
+        std::fs::copy(&path, &new).unwrap();
+        std::fs::rename(&new, &path).unwrap();
+        let claimed = ClaimedFile::claim_opened(&path, &options, old, None);
+        let error = claimed.err().unwrap().to_string();
+        assert!(error.contains("replaced or removed"), "{error}");
+        ClaimedFile::claim_opened(&path, &options, open(), None).unwrap();
+    }
+}
