@@ -5,9 +5,11 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
+use rustix::fs::IFlags;
 use steadfs::tools::edit::{Editor, LinkOptions, Target};
 use steadfs::tools::{
-    CopyOptions, Existing, Progress, Quiet, ToolError, copy_in, owner_cx, read_dir, resolve,
+    CopyOptions, Existing, Progress, Quiet, Selection, ToolError, copy_in, copy_out, owner_cx,
+    read_dir, resolve,
 };
 use steadfs::{FileSystem, FormatOptions, Volume};
 
@@ -104,5 +106,37 @@ fn a_copy_that_cannot_be_made_leaves_the_old_file() {
     let there = resolve(fs, &cx, b"/old", false).unwrap();
     assert_eq!(fs.readlink(&cx, there.ino()).unwrap(), b"x");
     drop(there);
+    volume.close().unwrap();
+}
+
+/// What cannot be replaced on the host, and the kernel's words for it.
+#[test]
+fn a_file_that_may_not_be_replaced_is_reported_as_such() {
+    let dir = tempfile::tempdir().unwrap();
+    let volume = volume(dir.path());
+    let (fs, cx) = (&*volume.fs(), owner_cx());
+    volume.symlink("/old", "/link").unwrap();
+    let to = dir.path().join("kept");
+    fs::write(&to, "kept").unwrap();
+    let file = fs::File::open(&to).unwrap();
+    rustix::fs::ioctl_setflags(&file, IFlags::IMMUTABLE).unwrap();
+    let options = CopyOptions {
+        existing: Existing::Replace,
+        ..CopyOptions::default()
+    };
+    let all = Selection::default();
+    let copied = copy_out(fs, &cx, b"/link", &to, options, all, &mut Quiet);
+    rustix::fs::ioctl_setflags(&file, IFlags::empty()).unwrap();
+    let error = copied.unwrap_err().to_string();
+    assert_eq!(
+        error,
+        format!("{}: Operation not permitted (os error 1)", to.display())
+    );
+    assert_eq!(fs::read(&to).unwrap(), b"kept");
+    assert_eq!(
+        fs::read_dir(dir.path()).unwrap().count(),
+        2,
+        "the image and the file"
+    );
     volume.close().unwrap();
 }

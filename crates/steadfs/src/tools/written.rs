@@ -87,27 +87,31 @@ impl CopyTarget<'_> {
         }
     }
 
-    /// Makes a file by `make`, in the place of an existing one if the options allow it.
+    /// Makes a file by `make`, in the place of an existing one if the options allow it. The inner result is that of `make`.
     pub fn put(
         &self,
         options: &CopyOptions,
         make: impl Fn(&OsStr) -> rustix::io::Result<()>,
     ) -> Result<rustix::io::Result<()>> {
-        Ok(match self.replaces(options)? {
+        match self.replaces(options)? {
             true => self.put_over(make),
-            false => make(os(self.name)),
-        })
+            false => Ok(make(os(self.name))),
+        }
     }
 
     /// Makes a file under a name that is not in use, and moves it over the existing one.
-    fn put_over(&self, make: impl Fn(&OsStr) -> rustix::io::Result<()>) -> rustix::io::Result<()> {
+    fn put_over(
+        &self,
+        make: impl Fn(&OsStr) -> rustix::io::Result<()>,
+    ) -> Result<rustix::io::Result<()>> {
         let mut number = 0;
         let other = loop {
             let other = temporary_name(number);
             number += 1;
             match make(os(&other)) {
                 Err(Errno::EXIST) if number < TRIES_MAX => {}
-                made => break made.map(|()| other)?,
+                Err(error) => return Ok(Err(error)),
+                Ok(()) => break other,
             }
         };
         let other = os(&other);
@@ -116,7 +120,7 @@ impl CopyTarget<'_> {
             // That it could not be moved is the error to report.
             let _ = rustix::fs::unlinkat(self.dir, other, AtFlags::empty());
         }
-        moved
+        moved.on_host(self.path).map(Ok)
     }
 
     /// Removes a file that was made for a failed copy, if the name still refers to it.
