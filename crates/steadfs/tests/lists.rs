@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use rustix::fs::XattrFlags;
+use seccompiler::{BpfProgram, SeccompAction, SeccompFilter};
 use steadfs::tools::{
     CopyOptions, Existing, Quiet, Report, Selection, ToolError, copy_between, copy_in, copy_out,
     owner_cx, resolve,
@@ -18,15 +19,17 @@ const DEFAULT: &str = "system.posix_acl_default";
 
 /// `u::rwx,u:1000:rwx,g::r-x,m::rwx,o::---`
 fn list() -> Vec<u8> {
+    list_of(&[(2, 7, 1000)])
+}
+
+/// The same with these named users and groups.
+fn list_of(named: &[(u16, u16, u32)]) -> Vec<u8> {
     let none = u32::MAX;
+    let mut entries = named.to_vec();
+    entries.extend([(1, 7, none), (4, 5, none), (16, 7, none), (32, 0, none)]);
+    entries.sort_unstable();
     let mut list = 2_u32.to_le_bytes().to_vec();
-    for (tag, perm, id) in [
-        (1_u16, 7_u16, none),
-        (2, 7, 1000),
-        (4, 5, none),
-        (16, 7, none),
-        (32, 0, none),
-    ] {
+    for (tag, perm, id) in entries {
         list.extend(tag.to_le_bytes());
         list.extend(perm.to_le_bytes());
         list.extend(id.to_le_bytes());
@@ -176,4 +179,130 @@ fn copies_to_the_host_inherit_no_list() {
             }
         }
     });
+}
+
+/// Calls `work` in a thread for which these system calls fail.
+fn where_fail<T: Send>(calls: &[i64], errno: i32, work: impl FnOnce() -> T + Send) -> T {
+    let filter = || {
+        let filter = SeccompFilter::new(
+            calls.iter().map(|call| (*call, Vec::new())).collect(),
+            SeccompAction::Allow,
+            SeccompAction::Errno(errno.unsigned_abs()),
+            std::env::consts::ARCH.try_into()?,
+        );
+        BpfProgram::try_from(filter?)
+    };
+    std::thread::scope(|scope| {
+        let work = scope.spawn(|| {
+            seccompiler::apply_filter(&filter().unwrap()).unwrap();
+            work()
+        });
+        work.join().unwrap()
+    })
+}
+
+fn mode_on_host(path: &Path) -> u32 {
+    path.symlink_metadata().unwrap().permissions().mode() & 0o7777
+}
+
+/// Copies `/tree` of a volume to `new` in a directory with a default list, where calls fail.
+fn copied_where_fail(volume: &Volume, dir: &Path, calls: &[i64], errno: i32) -> (Report, PathBuf) {
+    let (fs, cx) = (&*volume.fs(), owner_cx());
+    let shared: PathBuf = dir.join("shared");
+    let _ = fs::remove_dir_all(&shared);
+    fs::create_dir(&shared).unwrap();
+    set_on_host(&shared, DEFAULT);
+    let to = shared.join("new");
+    let copied = where_fail(calls, errno, || {
+        let all = Selection::default();
+        copy_out(fs, &cx, b"/tree", &to, faithful(), all, &mut Quiet)
+    });
+    (copied.unwrap(), to)
+}
+
+#[test]
+fn a_list_that_the_host_does_not_take_leaves_no_wider_rights() {
+    each(|volume, dir| {
+        let (fs, cx, source) = (&*volume.fs(), owner_cx(), dir.join("source"));
+        complete(copy_in(fs, &cx, &source, b"/tree", faithful(), &mut Quiet));
+        for name in NAMES {
+            give_lists(fs, &format!("/tree/{name}"));
+        }
+        let set = [libc::SYS_setxattr, libc::SYS_lsetxattr, libc::SYS_fsetxattr];
+        let (report, to) = copied_where_fail(volume, dir, &set, libc::EOPNOTSUPP);
+        // One list of each of four files, two of each of two directories.
+        assert_eq!((report.failed, report.not_kept), (0, 7), "{report:?}");
+        for name in NAMES {
+            assert_eq!(names_on_host(&to.join(name)), b"", "{name}");
+            // The owning group has r-x in the list, and its mask would have been rwx.
+            assert_eq!(mode_on_host(&to.join(name)), 0o750, "{name}");
+        }
+    });
+}
+
+#[test]
+fn a_list_that_cannot_be_removed_gives_no_rights_and_costs_no_tree() {
+    each(|volume, dir| {
+        let (fs, cx, source) = (&*volume.fs(), owner_cx(), dir.join("source"));
+        complete(copy_in(fs, &cx, &source, b"/tree", faithful(), &mut Quiet));
+        let remove = [libc::SYS_lremovexattr, libc::SYS_fremovexattr];
+        let (report, to) = copied_where_fail(volume, dir, &remove, libc::EPERM);
+        assert_eq!(report.failed, 0, "{report:?}");
+        // Three directories and `both` have two lists, three files one.
+        assert_eq!(report.not_kept, 2 * 4 + 3, "{report:?}");
+        for name in NAMES {
+            let perm = if name.starts_with('d') { 0o700 } else { 0o600 };
+            assert_eq!(mode_on_host(&to.join(name)), perm, "{name}");
+        }
+        assert_eq!(fs::read(to.join("both/2")).unwrap(), vec![1; 100_000]);
+    });
+}
+
+#[test]
+fn a_list_that_a_volume_does_not_take_leaves_no_wider_rights() {
+    let dir = tempfile::tempdir().unwrap();
+    let image = |name: &str, block_size| {
+        let options = FormatOptions {
+            block_size: Some(block_size),
+            ..FormatOptions::default()
+        };
+        let image = dir.path().join(name);
+        steadfs::format(&image, Some(16 << 20), &options).unwrap();
+        Volume::open(&image).unwrap()
+    };
+    let (source, target) = (image("source", 4096), image("target", 1024));
+    let (from, to, cx) = (&*source.fs(), &*target.fs(), owner_cx());
+    source.write("/file", "secret").unwrap();
+    source.create_dir("/dir").unwrap();
+    // 1600 bytes are too long for blocks of 1 KiB.
+    let long: Vec<_> = (0..200).map(|id| (2, 7, 1000 + id)).collect();
+    for path in ["/file", "/dir"] {
+        source
+            .set_xattr(path, ACCESS, Some(&list_of(&long)))
+            .unwrap();
+    }
+    source
+        .set_xattr("/dir", DEFAULT, Some(&list_of(&long)))
+        .unwrap();
+    let perm = |path: &str| target.metadata(path).unwrap().permissions();
+    for has_list in [false, true] {
+        for (path, lists) in [("/file", 1), ("/dir", 2)] {
+            if has_list {
+                give_lists(to, path);
+            }
+            let (old, new) = ((from, path.as_bytes()), (to, path.as_bytes()));
+            let report = copy_between(old, new, &cx, faithful(), &mut Quiet).unwrap();
+            assert_eq!((report.failed, report.not_kept), (0, lists), "{path}");
+            assert_eq!(source.metadata(path).unwrap().permissions(), 0o770);
+            // The old list stays without effect.
+            assert_eq!(perm(path), if has_list { 0o700 } else { 0o750 }, "{path}");
+            let lists = target.xattrs(path).unwrap();
+            assert!(
+                lists.iter().all(|(name, _)| has_list && name == ACCESS),
+                "{lists:?}"
+            );
+        }
+    }
+    source.close().unwrap();
+    target.close().unwrap();
 }

@@ -259,6 +259,21 @@ impl Acl {
         ])
     }
 
+    /// Permission bits that admit no caller to more than the list does. Without it the named users and groups are members of the
+    /// owning group or others: these two get what all of them have.
+    pub fn narrowest_mode(&self) -> u32 {
+        let of = |tag| self.0.iter().filter(move |entry| entry.tag == tag);
+        let all = |tag| of(tag).fold(7, |perm, entry| perm & entry.perm);
+        let users = all(USER) & all(MASK);
+        let group = all(GROUP_OBJ) & users;
+        // A list without named entries limits only the owning group by its mask.
+        let others = match of(USER).chain(of(GROUP)).next() {
+            Some(_) => all(OTHER) & all(GROUP) & users,
+            None => all(OTHER),
+        };
+        u32::from(all(USER_OBJ)) << 6 | u32::from(group) << 3 | u32::from(others)
+    }
+
     /// Whether the list of a file with these owners lets a caller that is not root write (acl(5)).
     pub fn may_write(&self, cx: &Cx, (owner, group): (u32, u32)) -> bool {
         const WRITE: u16 = 2;
@@ -423,6 +438,39 @@ mod tests {
         assert_eq!(stored.len(), 4 + 4 * 4 + 2 * 8);
         assert_eq!(stored[..4], [1, 0, 0, 0]);
         assert_eq!(disk_to_xattr(&stored).unwrap(), shown);
+    }
+
+    #[test]
+    fn the_narrowest_mode_admits_no_caller_to_more_than_the_list() {
+        let narrowest = |entries: &[(u16, u16, u32)]| {
+            Acl::from_xattr(&xattr(entries)).unwrap().narrowest_mode()
+        };
+        assert_eq!(narrowest(&FULL), 0o740);
+        let with = |user, group, mask, other| {
+            [
+                (USER_OBJ, 6, NO_ID),
+                (USER, user, 1000),
+                (GROUP_OBJ, 6, NO_ID),
+                (GROUP, group, 50),
+                (MASK, mask, NO_ID),
+                (OTHER, other, NO_ID),
+            ]
+        };
+        // A user with no rights is not to get those of the others, nor one group those of another.
+        assert_eq!(narrowest(&with(0, 7, 7, 4)), 0o600);
+        assert_eq!(narrowest(&with(7, 0, 7, 4)), 0o660);
+        assert_eq!(narrowest(&with(7, 7, 4, 6)), 0o644);
+        assert_eq!(narrowest(&with(7, 7, 7, 4)), 0o664);
+        let unnamed = [
+            (USER_OBJ, 6, NO_ID),
+            (GROUP_OBJ, 6, NO_ID),
+            (MASK, 0, NO_ID),
+            (OTHER, 4, NO_ID),
+        ];
+        assert_eq!(narrowest(&unnamed), 0o604);
+        for mode in 0..=0o777 {
+            assert_eq!(Acl::of_mode(mode).narrowest_mode(), mode);
+        }
     }
 
     #[test]

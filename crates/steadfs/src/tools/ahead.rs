@@ -11,8 +11,8 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{Cx, FileKind, FileSystem, FsError, Result};
 
 use super::copying::Log;
-use super::printable;
 use super::walk::{Entry, Held, child, entries};
+use super::{LISTS, printable};
 
 /// Entries that are announced at once.
 const BATCH: usize = 32;
@@ -148,10 +148,15 @@ impl Xattrs {
         }))
     }
 
-    /// Whether the file has one with this name. If they cannot be read it has none.
-    pub fn has(&self, name: &[u8]) -> bool {
-        let named = |all: &Vec<Xattr>| all.iter().any(|(found, _)| found == name);
-        self.0.as_ref().is_ok_and(named)
+    /// The permissions of a file that has `perm` and these attributes, until its access list is set.
+    pub fn perm_without_list(&self, perm: u32) -> u32 {
+        let Ok(all) = &self.0 else {
+            return super::perm_without_list(perm, None);
+        };
+        let list = all.iter().find(|(name, _)| name == LISTS[0]);
+        list.map_or(perm, |(_, list)| {
+            super::perm_without_list(perm, list.as_deref().ok())
+        })
     }
 
     /// Those with a value that are wanted. The others that are wanted are reported as not kept.

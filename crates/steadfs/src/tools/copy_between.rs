@@ -302,12 +302,13 @@ impl<'a> Copier<'a, '_, '_> {
 
 /// The attributes that a copy keeps.
 fn kept(fs: &dyn FileSystem, cx: &Cx, attr: &Attr, path: &[u8], log: &mut Log<'_>) -> Kept {
+    let xattrs = Xattrs::read(fs, cx, attr.ino);
     Kept {
         kind: attr.kind,
-        perm: attr.perm,
+        perm: xattrs.perm_without_list(attr.perm),
         uid: attr.uid,
         gid: attr.gid,
         times: Some((attr.atime, attr.mtime)),
-        xattrs: Xattrs::read(fs, cx, attr.ino).kept(path, log, |_| true),
+        xattrs: xattrs.kept(path, log, |_| true),
     }
 }

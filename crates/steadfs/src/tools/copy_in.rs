@@ -17,7 +17,7 @@ use super::host::{self, Opening, Source};
 use super::maker::{CopyTarget, Dir, Kept, Maker, Node, copying};
 use super::output::Output;
 use super::walk::{Held, check_depth, check_end, resolve, resolve_parent};
-use super::{At, AtHost, CHUNK, HostFile, Result, host_path, is_root_path, refused};
+use super::{At, AtHost, CHUNK, HostFile, LISTS, Result, host_path, is_root_path, refused};
 use crate::owners::OwnerRules;
 
 /// In a reproducible copy, aligned runs of zeros of this size become holes, however the host stores the file.
@@ -419,14 +419,19 @@ impl<'a, 'p, 'f> Copier<'a, 'p, 'f> {
 /// The attributes that a copy keeps.
 fn kept(from: &Source, target: &[u8], log: &mut Log<'_>) -> Kept {
     let stat = &from.stat;
+    let mut perm = stat.st_mode & 0o7777;
     let mut xattrs = from.xattrs().unwrap_or_else(|error| {
         log.not_kept(target, "extended attributes", &error);
+        if from.may_have(LISTS[0]) {
+            perm = super::perm_without_list(perm, None);
+        }
         Vec::new()
     });
     // Their order depends on the host.
     xattrs.sort_unstable();
     Kept {
         kind: kind_of(stat),
+        perm,
         times: Some(host::times_of(stat)),
         xattrs,
         ..kept_of_content(stat)

@@ -372,10 +372,10 @@ impl<'a> Copier<'a, '_> {
         };
         let dir = dir.on_host(spot.path)?;
         if made {
-            // Or what is made in it would inherit it, too.
+            // Or what is made in it would inherit it, too. It is tried again, and reported, when the directory gets its
+            // attributes.
             let file = File::from(dir.try_clone().on_host(spot.path)?);
-            let removed = Target::Open(&file, None).remove_list(LISTS[1]);
-            removed.on_host(spot.path)?;
+            let _ = Target::Open(&file, None).remove_list(LISTS[1]);
         }
         way.folders.enter(dir).on_host(host_path(target))?;
         self.log.report.files += 1;
@@ -491,28 +491,23 @@ impl<'a> Copier<'a, '_> {
         Xattrs::read(self.fs, self.cx, attr.ino)
     }
 
-    /// Removes the access lists that a file has of its directory or of before, and its original has not. With them the
-    /// permissions would admit others.
-    fn remove_lists(
-        &mut self,
-        kind: FileKind,
-        xattrs: &Xattrs,
-        target: &Target<'_>,
-        source: &[u8],
-    ) {
+    /// Removes the access lists that a file has of its directory or of before, with which the permissions would admit
+    /// others. Returns whether it has no access list.
+    fn remove_lists(&mut self, kind: FileKind, target: &Target<'_>, source: &[u8]) -> bool {
         let lists = match kind {
             FileKind::Symlink => 0,
             FileKind::Directory => 2,
             _ => 1,
         };
+        let mut has_none = true;
         for list in &LISTS[..lists] {
-            if !xattrs.has(list)
-                && let Err(error) = target.remove_list(list)
-            {
+            if let Err(error) = target.remove_list(list) {
                 let shown = format!("no {}", printable(list));
                 self.log.not_kept(source, &shown, &error);
+                has_none &= list != &LISTS[0];
             }
         }
+        has_none
     }
 
     /// Sets owner, permissions, extended attributes and times, in this order, since a new owner clears set-ID bits and
@@ -526,9 +521,14 @@ impl<'a> Copier<'a, '_> {
             self.log.not_kept(source, &owner, &io::Error::from(error));
             stranger = true;
         }
-        self.remove_lists(attr.kind, &xattrs, target, source);
+        let has_no_list = self.remove_lists(attr.kind, target, source);
         if attr.kind != FileKind::Symlink {
             let perm = super::kept_perm(attr.kind, attr.perm, stranger || !self.options.privileges);
+            let mut perm = xattrs.perm_without_list(perm);
+            if !has_no_list {
+                // The group's bits are the mask of the list.
+                perm &= !0o070;
+            }
             if let Err(error) = target.chmod(perm) {
                 let mode = format!("mode {perm:04o}");
                 self.log.not_kept(source, &mode, &io::Error::from(error));

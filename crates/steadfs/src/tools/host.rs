@@ -119,13 +119,28 @@ pub fn open_entry(at: BorrowedFd<'_>, entry: &Entry, how: Opening) -> io::Result
 }
 
 impl Source {
-    /// All extended attributes with their values; none where the host keeps none.
-    pub fn xattrs(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
-        // A descriptor with O_PATH has no calls for attributes; its path in /proc leads to the file itself, a link too.
-        let path = match kind_of(&self.stat) {
+    /// A descriptor with O_PATH has no calls for attributes; its path in /proc leads to the file itself, a link too.
+    fn xattr_path(&self) -> Option<String> {
+        match kind_of(&self.stat) {
             Some(FileKind::Regular | FileKind::Directory) => None,
             _ => Some(proc_path(self.fd.as_fd())),
+        }
+    }
+
+    /// Whether the file has this extended attribute; if it cannot be found out, it may have it.
+    pub fn may_have(&self, name: &[u8]) -> bool {
+        let mut nothing = [0_u8; 0];
+        let found = match (CString::new(name), self.xattr_path()) {
+            (Ok(name), None) => rustix::fs::fgetxattr(&self.fd, name, &mut nothing[..]),
+            (Ok(name), Some(path)) => rustix::fs::getxattr(path, name, &mut nothing[..]),
+            (Err(_), _) => return false,
         };
+        !matches!(found, Err(Errno::NODATA | Errno::OPNOTSUPP))
+    }
+
+    /// All extended attributes with their values; none where the host keeps none.
+    pub fn xattrs(&self) -> io::Result<Vec<(Vec<u8>, Vec<u8>)>> {
+        let path = self.xattr_path();
         let names = grown(|buffer: &mut Vec<u8>| match &path {
             None => rustix::fs::flistxattr(&self.fd, &mut buffer[..]),
             Some(path) => rustix::fs::listxattr(path, &mut buffer[..]),

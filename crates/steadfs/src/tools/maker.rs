@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 
 use steadfs_base::{InodeNo, Timestamp};
+use steadfs_vfs::acl::Acl;
 use steadfs_vfs::{
     Attr, Cx, FileKind, FileSystem, FsError, Given, InodeFlags, NewFile, SetAttr, SetTime,
 };
@@ -96,7 +97,7 @@ impl Dir<'_> {
 /// Names of an existing directory that are kept, to find out which are free.
 const NAMES_MAX: usize = 4096;
 
-/// The value of an access list without entries.
+/// The value of an access list without entries. As in Linux, to set it removes the attribute.
 const EMPTY_LIST: [u8; 4] = 2_u32.to_le_bytes();
 
 /// The caller of copies: what it makes gets its original's access lists, and none of its directory's.
@@ -382,24 +383,39 @@ impl<'a> Maker<'a> {
         }
     }
 
-    /// As [`Maker::keep`], where the file was there before: it loses the access lists that its original has not.
-    pub fn keep_exactly(&self, ino: InodeNo, mut kept: Kept, path: &[u8], log: &mut Log<'_>) {
-        let names = self.fs.listxattr(self.cx, ino).unwrap_or_default();
-        for list in LISTS {
-            let is = |name: &[u8]| name == list;
-            if names.iter().any(|name| is(name)) && !kept.xattrs.iter().any(|(name, _)| is(name)) {
-                // As in Linux, to set an empty list removes the attribute.
-                kept.xattrs.push((list.to_vec(), EMPTY_LIST.to_vec()));
+    /// As [`Maker::keep`], where the file was there before: it loses the access lists that it had.
+    pub fn keep_exactly(&self, ino: InodeNo, kept: Kept, path: &[u8], log: &mut Log<'_>) {
+        let names = self.fs.listxattr(self.cx, ino);
+        // What cannot be listed may be there.
+        let had = |list: &[u8]| {
+            names
+                .as_ref()
+                .is_ok_and(|names| names.iter().any(|name| name == list))
+        };
+        let mut given = self.given(kept, path);
+        if had(LISTS[1]) {
+            let none = (LISTS[1].to_vec(), EMPTY_LIST.to_vec());
+            given.xattrs.insert(0, none);
+        }
+        if let Some(perm) = given.owner.perm.filter(|_| had(LISTS[0])) {
+            // Until it is removed or replaced, the group's bits are its mask.
+            given.owner.perm = Some(perm & !0o070);
+            if !given.xattrs.iter().any(|(name, _)| name == LISTS[0]) {
+                let only_bits = Acl::of_mode(perm).to_xattr();
+                given.xattrs.push((LISTS[0].to_vec(), only_bits));
             }
         }
-        self.keep(ino, kept, path, log);
+        self.give(ino, &given, path, log);
     }
 
     /// Gives a file its attributes. A failure is reported, and the copy stays.
     pub fn keep(&self, ino: InodeNo, kept: Kept, path: &[u8], log: &mut Log<'_>) {
-        let given = self.given(kept, path);
-        let done = self.fs.give(self.cx, ino, &given);
-        log.given(self.fs, path, &given, done);
+        self.give(ino, &self.given(kept, path), path, log);
+    }
+
+    fn give(&self, ino: InodeNo, given: &Given, path: &[u8], log: &mut Log<'_>) {
+        let done = self.fs.give(self.cx, ino, given);
+        log.given(self.fs, path, given, done);
     }
 
     /// What a file gets of its original's attributes.
@@ -410,6 +426,8 @@ impl<'a> Maker<'a> {
         let owners = self.options.owners;
         let stranger = !owners && (kept.uid, kept.gid) != (0, 0);
         let perm = super::kept_perm(kept.kind, kept.perm, stranger);
+        let list = kept.xattrs.iter().find(|(name, _)| name == LISTS[0]);
+        let perm = list.map_or(perm, |(_, list)| super::perm_without_list(perm, Some(list)));
         let owner = SetAttr {
             perm: (kept.kind != FileKind::Symlink).then_some(perm),
             uid: Some(if owners { kept.uid } else { 0 }),

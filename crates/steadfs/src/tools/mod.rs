@@ -48,6 +48,7 @@ use std::path::{Path, PathBuf};
 use steadfs_vfs::{Cx, FileKind, FsError};
 
 use crate::os_names::bytes_of;
+use steadfs_vfs::acl::Acl;
 
 #[cfg(target_os = "linux")]
 pub use amount::{amount_on_host, amount_on_volume};
@@ -226,6 +227,17 @@ fn kept_perm(kind: FileKind, perm: u32, stranger: bool) -> u32 {
 #[cfg(target_os = "linux")]
 fn host_path(bytes: &[u8]) -> &Path {
     Path::new(os(bytes))
+/// The permissions of a copy until its access list is set, which sets them, too, and for good if it cannot be: they admit no
+/// caller to more than the list, of which `None` is known if it cannot be read.
+fn perm_without_list(perm: u32, list: Option<&[u8]>) -> u32 {
+    let list = list.and_then(|list| Acl::from_xattr(list).ok());
+    match list {
+        Some(list) if list.is_empty() => perm,
+        Some(list) => perm & (!0o777 | list.narrowest_mode()),
+        None => perm & !0o077,
+    }
+}
+
 }
 
 #[cfg(target_os = "linux")]
