@@ -21,7 +21,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use steadfs_base::InodeNo;
 use steadfs_rt::{Mutex, Rank};
-use steadfs_vfs::{Attr, Cx, FileSystem, FsError, RenameFlags, SetAttr, SetXattr, StatFs};
+use steadfs_vfs::{
+    Attr, Cx, FileKind, FileSystem, FsError, RenameFlags, SetAttr, SetXattr, StatFs,
+};
 
 pub use dir::{DirEntry, ReadDir};
 pub use error::VolumeIoError;
@@ -34,17 +36,14 @@ pub use tree::{Walk, WalkEntry};
 
 use crate::Volume;
 use crate::os_names::{bytes_of, os_path};
-use crate::tools::{Held, owner_cx, resolve, resolve_parent};
+use crate::tools::{Held, LastName, owner_cx, resolve};
 use error::At;
+
+/// Permissions of a new directory.
+const NEW_DIRECTORY: u32 = 0o755;
 
 fn bytes(path: &Path) -> &[u8] {
     bytes_of(path)
-}
-
-/// The directory that a path ends in, and the name there.
-struct Parent<'a> {
-    dir: Held<'a>,
-    name: Vec<u8>,
 }
 
 /// What the files of an open volume share.
@@ -102,13 +101,16 @@ struct Calls {
 impl Calls {
     fn find(&self, path: &Path, follow: bool) -> Result<Held<'_>, FsError> {
         self.in_use.check()?;
-        resolve(&*self.fs, &self.cx, bytes(path), follow)
+        match bytes(path) {
+            b"" => Err(FsError::NotFound),
+            path => resolve(&*self.fs, &self.cx, path, follow),
+        }
     }
 
-    fn parent(&self, path: &Path) -> Result<Parent<'_>, FsError> {
+    /// The last name of a path that is to be made, removed or moved.
+    fn last_name(&self, path: &Path) -> Result<LastName<'_, '_>, FsError> {
         self.in_use.check()?;
-        let (dir, name) = resolve_parent(&*self.fs, &self.cx, bytes(path))?;
-        Ok(Parent { dir, name })
+        LastName::of(&*self.fs, &self.cx, bytes(path))
     }
 
     /// Calls `work` with the file at a path; an error names the path.
@@ -123,18 +125,41 @@ impl Calls {
         done.at(path)
     }
 
-    /// Makes something at a path, and drops its lookup count.
+    /// Makes something that is no directory at a path, and drops its lookup count.
     fn make(
         &self,
         path: &Path,
         work: impl FnOnce(InodeNo, &[u8]) -> Result<Attr, FsError>,
     ) -> io::Result<()> {
-        let made = self.parent(path).and_then(|parent| {
-            let attr = work(parent.dir.ino(), &parent.name)?;
+        let made = self.last_name(path).and_then(|last| {
+            last.check_make()?;
+            let attr = work(last.dir()?.ino(), &last.name)?;
             self.fs.forget(attr.ino, 1);
             Ok(())
         });
         made.at(path)
+    }
+
+    /// Makes a directory, and drops its lookup count.
+    fn make_dir(&self, path: &Path, permissions: u32) -> Result<(), FsError> {
+        let last = self.last_name(path)?;
+        last.check_make_dir()?;
+        let dir = last.dir()?.ino();
+        let attr = self.fs.mkdir(&self.cx, dir, &last.name, permissions)?;
+        self.fs.forget(attr.ino, 1);
+        Ok(())
+    }
+
+    /// Makes a directory, or finds one.
+    fn make_or_find_dir(&self, path: &Path) -> Result<(), FsError> {
+        let is_dir = || {
+            let found = self.find(path, true);
+            found.is_ok_and(|found| found.attr().kind == FileKind::Directory)
+        };
+        match self.make_dir(path, NEW_DIRECTORY) {
+            Err(error) if error == FsError::NotFound || !is_dir() => Err(error),
+            _ => Ok(()),
+        }
     }
 }
 
@@ -271,7 +296,7 @@ impl Volume {
     /// # Errors
     /// The name exists; the directory around it does not; there is no space.
     pub fn create_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        self.create_dir_with(path, 0o755)
+        self.create_dir_with(path, NEW_DIRECTORY)
     }
 
     /// Makes a directory with these permissions (octal, at most 01777, as of mkdir(2)).
@@ -279,9 +304,8 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create_dir`].
     pub fn create_dir_with(&self, path: impl AsRef<Path>, permissions: u32) -> io::Result<()> {
-        let (calls, permissions) = (self.calls(), permissions & 0o1777);
-        let make = |dir, name: &[u8]| calls.fs.mkdir(&calls.cx, dir, name, permissions);
-        calls.make(path.as_ref(), make)
+        let path = path.as_ref();
+        self.calls().make_dir(path, permissions & 0o1777).at(path)
     }
 
     /// Makes a directory and those around it, as far as they do not exist.
@@ -289,22 +313,22 @@ impl Volume {
     /// # Errors
     /// As [`Volume::create_dir`]; a file is in the way.
     pub fn create_dir_all(&self, path: impl AsRef<Path>) -> io::Result<()> {
-        let path = path.as_ref();
-        let around: Vec<&Path> = path.ancestors().collect();
-        for dir in around.into_iter().rev() {
-            if dir.as_os_str().is_empty() || dir == Path::new("/") {
-                continue;
+        let calls = self.calls();
+        let mut missing = Vec::new();
+        for dir in path.as_ref().ancestors() {
+            if dir.as_os_str().is_empty() {
+                break;
             }
-            match self.create_dir(dir) {
-                Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                    if !self.metadata(dir)?.is_dir() {
-                        return Err(FsError::NotDir).at(dir);
-                    }
+            match calls.make_or_find_dir(dir) {
+                Err(FsError::NotFound) => missing.push(dir),
+                made => {
+                    made.at(dir)?;
+                    break;
                 }
-                made => made?,
             }
         }
-        Ok(())
+        let make = |dir: &Path| calls.make_or_find_dir(dir).at(dir);
+        missing.into_iter().rev().try_for_each(make)
     }
 
     /// Removes the name of a file that is not a directory.
@@ -313,10 +337,11 @@ impl Volume {
     /// There is no such file, or it is a directory.
     pub fn remove_file(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (calls, path) = (self.calls(), path.as_ref());
-        let parent = calls.parent(path);
-        parent
-            .and_then(|at| calls.fs.unlink(&calls.cx, at.dir.ino(), &at.name))
-            .at(path)
+        let removed = calls.last_name(path).and_then(|last| {
+            last.check_remove()?;
+            calls.fs.unlink(&calls.cx, last.dir()?.ino(), &last.name)
+        });
+        removed.at(path)
     }
 
     /// Removes an empty directory.
@@ -325,10 +350,11 @@ impl Volume {
     /// There is no such directory, or it is not empty.
     pub fn remove_dir(&self, path: impl AsRef<Path>) -> io::Result<()> {
         let (calls, path) = (self.calls(), path.as_ref());
-        let parent = calls.parent(path);
-        parent
-            .and_then(|at| calls.fs.rmdir(&calls.cx, at.dir.ino(), &at.name))
-            .at(path)
+        let removed = calls.last_name(path).and_then(|last| {
+            last.check_remove_dir()?;
+            calls.fs.rmdir(&calls.cx, last.dir()?.ino(), &last.name)
+        });
+        removed.at(path)
     }
 
     /// Removes a directory with all that is in it. Links are removed, not followed.
@@ -350,12 +376,16 @@ impl Volume {
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         let calls = self.calls();
-        let old = calls.parent(from).at(from)?;
-        let new = calls.parent(to).at(to)?;
-        let ends = ((old.dir.ino(), &*old.name), (new.dir.ino(), &*new.name));
-        let moved = calls
-            .fs
-            .rename(&calls.cx, ends.0, ends.1, RenameFlags::default());
+        let old = calls.last_name(from).at(from)?;
+        let new = calls.last_name(to).at(to)?;
+        let moved = old.check_move(&new).and_then(|()| {
+            let (old, new) = (
+                (old.dir()?.ino(), &*old.name),
+                (new.dir()?.ino(), &*new.name),
+            );
+            let flags = RenameFlags::default();
+            calls.fs.rename(&calls.cx, old, new, flags)
+        });
         moved.at(from)
     }
 
@@ -364,10 +394,15 @@ impl Volume {
     /// # Errors
     /// There is no such file, or it is a directory; the new name exists.
     pub fn hard_link(&self, file: impl AsRef<Path>, name: impl AsRef<Path>) -> io::Result<()> {
-        let calls = self.calls();
-        let found = calls.find(file.as_ref(), false).at(file.as_ref())?;
-        let link = |dir, name: &[u8]| calls.fs.link(&calls.cx, found.ino(), dir, name);
-        calls.make(name.as_ref(), link)
+        let (calls, file, name) = (self.calls(), file.as_ref(), name.as_ref());
+        let found = calls.find(file, false).at(file)?;
+        let linked = calls.last_name(name).and_then(|last| {
+            last.check_link(found.attr())?;
+            let dir = last.dir()?.ino();
+            calls.fs.link(&calls.cx, found.ino(), dir, &last.name)
+        });
+        calls.fs.forget(linked.at(name)?.ino, 1);
+        Ok(())
     }
 
     /// Makes a symbolic link to `target`.
@@ -387,7 +422,7 @@ impl Volume {
     pub fn read_link(&self, path: impl AsRef<Path>) -> io::Result<PathBuf> {
         let calls = self.calls();
         let target = calls.with(path.as_ref(), false, |ino, attr| {
-            match attr.kind == steadfs_vfs::FileKind::Symlink {
+            match attr.kind == FileKind::Symlink {
                 true => calls.fs.readlink(&calls.cx, ino),
                 false => Err(FsError::Invalid("not a symbolic link")),
             }

@@ -1,18 +1,14 @@
 //! How a file is opened.
 
 use std::io;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use steadfs_vfs::{Attr, FileKind, FsError};
 
 use super::error::At;
 use super::file::Access;
 use super::{Calls, File};
-use crate::os_names::{join, os_path};
 use crate::tools::Held;
-
-/// Symbolic links at the end of a path that lead to files which are to be made, as Linux has it (`MAXSYMLINKS`).
-const LINKS_MAX: u32 = 40;
 
 /// How a file of a volume is to be opened, as [`std::fs::OpenOptions`]: [`Volume::open_file`](crate::Volume::open_file)
 /// begins one.
@@ -140,44 +136,13 @@ impl OpenFile {
 
     /// The file, with a lookup count that the caller drops.
     fn find_or_make(&self, path: &Path) -> Result<Attr, FsError> {
-        if self.create_new {
-            return self.make(path);
+        let calls = &self.calls;
+        if !self.create && !self.create_new {
+            return calls.find(path, true).map(Held::into_counted);
         }
-        let mut path = path.to_owned();
-        for _ in 0..LINKS_MAX {
-            match self.calls.find(&path, true) {
-                Err(FsError::NotFound) if self.create => {}
-                Ok(found) if found.attr().kind == FileKind::Directory => {
-                    return Err(FsError::IsDir);
-                }
-                found => return found.map(Held::into_counted),
-            }
-            match self.make(&path) {
-                // A link to a file that does not exist; or another task was faster.
-                Err(FsError::Exists) => path = self.behind(&path)?,
-                made => return made,
-            }
-        }
-        Err(FsError::Loop)
-    }
-
-    fn make(&self, path: &Path) -> Result<Attr, FsError> {
-        let at = self.calls.parent(path)?;
         let mode = FileKind::Regular.mode_bits() | self.permissions;
-        let (fs, cx) = (&self.calls.fs, &self.calls.cx);
-        fs.mknod(cx, at.dir.ino(), &at.name, mode, 0)
-    }
-
-    /// Where the link at `path` leads to; `path` itself if it is none.
-    fn behind(&self, path: &Path) -> Result<PathBuf, FsError> {
-        let found = match self.calls.find(path, false) {
-            Ok(found) if found.attr().kind == FileKind::Symlink => found,
-            Ok(_) | Err(FsError::NotFound) => return Ok(path.to_owned()),
-            Err(error) => return Err(error),
-        };
-        let target = self.calls.fs.readlink(&self.calls.cx, found.ino())?;
-        let target = os_path(target);
-        let dir = path.parent().unwrap_or(Path::new("/"));
-        Ok(join(dir, &target))
+        let make =
+            |dir: &Held<'_>, name: &[u8]| calls.fs.mknod(&calls.cx, dir.ino(), name, mode, 0);
+        calls.last_name(path)?.open(self.create_new, make)
     }
 }

@@ -24,6 +24,7 @@ mod folders;
 mod glob;
 #[cfg(target_os = "linux")]
 mod host;
+mod last_name;
 mod list;
 #[cfg(target_os = "linux")]
 mod maker;
@@ -69,6 +70,7 @@ pub use glob::{glob, is_pattern, matches};
 pub(crate) use host::is_readable;
 #[cfg(target_os = "linux")]
 pub use host::{WRITABLE_BYTES, is_writable};
+pub(crate) use last_name::LastName;
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use names_of::Accounts;
 pub use select::Selection;

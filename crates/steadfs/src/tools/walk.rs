@@ -197,49 +197,91 @@ pub(super) fn way<'a>(
     path: &[u8],
     follow: bool,
 ) -> Result<Vec<Held<'a>>> {
-    let mut way = vec![Held::root(fs, cx)?];
-    // Remaining components, the next one last.
-    let mut todo: Vec<Vec<u8>> = components(path);
-    let must_be_dir = is_of_dir(path);
-    let mut links = 0;
-    while let Some(name) = todo.pop() {
-        let here = way.last().ok_or(FsError::NotFound)?;
-        if here.attr.kind != FileKind::Directory {
-            return Err(FsError::NotDir);
+    let mut walk = PathWalk::begin(fs, cx)?;
+    walk.go(path, follow)?;
+    Ok(walk.way)
+}
+
+/// A walk along paths. It begins at the volume's root.
+pub(super) struct PathWalk<'a, 'c> {
+    pub fs: &'a dyn FileSystem,
+    pub cx: &'c Cx,
+    /// The directories from the root to the current file, which comes last.
+    way: Vec<Held<'a>>,
+    /// Links that it has led through.
+    links: u32,
+}
+
+impl<'a, 'c> PathWalk<'a, 'c> {
+    pub fn begin(fs: &'a dyn FileSystem, cx: &'c Cx) -> Result<Self> {
+        Ok(Self {
+            fs,
+            cx,
+            way: vec![Held::root(fs, cx)?],
+            links: 0,
+        })
+    }
+
+    /// The current file.
+    pub fn here(&self) -> Result<&Held<'a>> {
+        self.way.last().ok_or(FsError::NotFound)
+    }
+
+    /// Goes back to the root if a path begins there.
+    pub fn start(&mut self, path: &[u8]) {
+        if path.starts_with(b"/") {
+            self.way.truncate(1);
         }
-        if name == b".." {
-            if way.len() > 1 {
-                way.pop();
+    }
+
+    /// Goes on to the file at `path`. Links are followed, one at the end only if `follow` or if the path can only name a
+    /// directory.
+    pub fn go(&mut self, path: &[u8], follow: bool) -> Result<()> {
+        self.start(path);
+        // Remaining components, the next one last.
+        let mut todo: Vec<Vec<u8>> = components(path);
+        let mut must_be_dir = is_of_dir(path);
+        while let Some(name) = todo.pop() {
+            let here = self.here()?;
+            if here.attr.kind != FileKind::Directory {
+                return Err(FsError::NotDir);
             }
-            continue;
+            if name == b".." {
+                if self.way.len() > 1 {
+                    self.way.pop();
+                }
+                continue;
+            }
+            let next = child(self.fs, self.cx, here.ino(), &name)?;
+            let follows = follow || must_be_dir || !todo.is_empty();
+            if next.attr.kind != FileKind::Symlink || !follows {
+                self.way.push(next);
+                continue;
+            }
+            let target = self.behind(&next)?;
+            must_be_dir |= todo.is_empty() && is_of_dir(&target);
+            self.start(&target);
+            todo.extend(components(&target));
         }
-        let next = child(fs, cx, here.ino(), &name)?;
-        let follows = follow || must_be_dir || !todo.is_empty();
-        if next.attr.kind != FileKind::Symlink || !follows {
-            way.push(next);
-            continue;
+        match must_be_dir && self.here()?.attr.kind != FileKind::Directory {
+            true => Err(FsError::NotDir),
+            false => Ok(()),
         }
-        links += 1;
-        if links > MAX_LINKS {
+    }
+
+    /// Where a link of the current directory leads, which is one more.
+    pub fn behind(&mut self, link: &Held<'_>) -> Result<Vec<u8>> {
+        self.links += 1;
+        if self.links > MAX_LINKS {
             return Err(FsError::Loop);
         }
-        let target = fs.readlink(cx, next.ino())?;
-        if target.is_empty() {
-            return Err(FsError::NotFound);
+        let target = self.fs.readlink(self.cx, link.ino())?;
+        match target.len() {
+            0 => Err(FsError::NotFound),
+            len if len > SYMLINK_MAX => Err(FsError::NameTooLong),
+            _ => Ok(target),
         }
-        if target.len() > SYMLINK_MAX {
-            return Err(FsError::NameTooLong);
-        }
-        if target.starts_with(b"/") {
-            way.truncate(1);
-        }
-        todo.extend(components(&target));
     }
-    let found = way.last().ok_or(FsError::NotFound)?;
-    if must_be_dir && found.attr.kind != FileKind::Directory {
-        return Err(FsError::NotDir);
-    }
-    Ok(way)
 }
 
 /// The directory that has, or would have, the last name of `path`, and that name.

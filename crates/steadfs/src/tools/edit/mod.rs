@@ -94,13 +94,10 @@ impl<'a> Editor<'a> {
         resolve(self.fs, self.cx, path, follow).in_change(path, what)
     }
 
-    /// The directory and name of a file that is to be made, removed or moved.
+    /// The directory and name of a file that is to be made or moved.
     fn parent(&self, path: &[u8], what: &'static str) -> Result<(Held<'a>, Vec<u8>)> {
         if super::is_root_path(path) {
-            let why = match what {
-                names::MKDIR => FsError::Exists,
-                _ => FsError::Invalid("it is the root directory"),
-            };
+            let why = FsError::Invalid("it is the root directory");
             return Err(why).in_change(path, what);
         }
         resolve_parent(self.fs, self.cx, path).in_change(path, what)

@@ -3,10 +3,10 @@
 use steadfs_vfs::{FileKind, FsError, SetAttr};
 
 use super::super::walk::{Held, child};
-use super::super::{Result, join};
+use super::super::{LastName, Result, join};
 use super::{Changed, Editor, InChange, ModeChange, NEW_DIRECTORY};
 
-pub(super) const MKDIR: &str = "cannot create directory";
+const MKDIR: &str = "cannot create directory";
 const RMDIR: &str = "cannot remove directory";
 
 /// The options of [`Editor::mkdir`].
@@ -32,9 +32,11 @@ impl<'a> Editor<'a> {
     }
 
     fn make_one(&mut self, path: &[u8], options: &MkdirOptions) -> Result<()> {
-        let (dir, name) = self.parent(path, MKDIR)?;
-        self.make(&dir, &name, options.mode.as_ref())
-            .in_change(path, MKDIR)?;
+        let made = LastName::of(self.fs, self.cx, path).and_then(|last| {
+            last.check_make_dir()?;
+            self.make(last.dir()?, &last.name, options.mode.as_ref())
+        });
+        made.in_change(path, MKDIR)?;
         self.report(&Changed::Made(path));
         Ok(())
     }
@@ -114,11 +116,11 @@ impl<'a> Editor<'a> {
         let mut path = path;
         loop {
             self.report(&Changed::Removing(path));
-            if path.rsplit(|b| *b == b'/').next() == Some(b".") {
-                return Err(FsError::Invalid("the path ends in '.'")).in_change(path, RMDIR);
-            }
-            let (dir, name) = self.parent(path, RMDIR)?;
-            match self.fs.rmdir(self.cx, dir.ino(), &name) {
+            let removed = LastName::of(self.fs, self.cx, path).and_then(|last| {
+                last.check_remove_dir()?;
+                self.fs.rmdir(self.cx, last.dir()?.ino(), &last.name)
+            });
+            match removed {
                 Err(FsError::NotEmpty) if not_empty_is_fine => return Ok(()),
                 removed => removed.in_change(path, RMDIR)?,
             }
