@@ -64,7 +64,7 @@ impl Access {
     pub fn volume(self, device: VolumeDevice) -> Result<Opened, steadfs::Error> {
         match self {
             Self::Staged => Ok(Opened::Staged(Box::new(device.staged_volume()?))),
-            Self::Trial => Ok(Opened::Direct(Box::new(device.trial_volume()?))),
+            Self::Trial => Ok(Opened::Staged(Box::new(device.trial_volume()?))),
             _ => Ok(Opened::Direct(Box::new(device.volume()?))),
         }
     }

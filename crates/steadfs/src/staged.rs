@@ -43,6 +43,8 @@ pub struct StagedVolume {
     /// Where an external journal begins on the base.
     external_journal: Option<steadfs_ext4::JournalArea>,
     lock: Option<BaseLock>,
+    /// All changes are dropped.
+    is_trial: bool,
     /// Claims the image.
     _layers: Option<Layers>,
 }
@@ -92,11 +94,11 @@ impl VolumeDevice {
 
 impl VolumeDevice {
     /// Opens the volume to try changes, which are in memory and dropped at the end, as is what recovers a volume that was not
-    /// unmounted.
+    /// unmounted. What [`VolumeDevice::staged_volume`] refuses for lack of space or memory is refused here, too.
     ///
     /// # Errors
     /// As [`VolumeDevice::staged_volume`].
-    pub fn trial_volume(self) -> Result<Volume, Error> {
+    pub fn trial_volume(self) -> Result<StagedVolume, Error> {
         let (base, sizes) = self.start()?;
         let bytes_max = self.staged_max();
         let options = self.options_on_device()?;
@@ -107,9 +109,12 @@ impl VolumeDevice {
             let appliable = appliable.map_err(with_way_out);
             appliable.map_err(|error| self.failed(error))?;
         }
-        let staged = Arc::new(StagedDevice::new(base, StagedOrder::Dropped, bytes_max));
-        let volume = Volume::on(staged, self.path(), sizes, &options)?;
-        Ok(volume.with_layers(self.into_layers()))
+        let opened = StagedVolume::open(base, self.path(), sizes, &options, (kind, bytes_max))?;
+        Ok(StagedVolume {
+            is_trial: true,
+            _layers: Some(self.into_layers()),
+            ..opened
+        })
     }
 }
 
@@ -128,10 +133,6 @@ impl StagedVolume {
     ) -> Result<Self, Error> {
         let queue = Queue::new(Arc::clone(&base), QueueOptions::default());
         let kind = kind_within(&queue, options).map_err(|error| failed(name, error))?;
-        let order = match kind {
-            Kind::F2fs => StagedOrder::Kept,
-            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => StagedOrder::Dropped,
-        };
         let lock = match kind {
             Kind::F2fs => None,
             _ => BaseLock::take(&base, name, options)?,
@@ -140,7 +141,10 @@ impl StagedVolume {
         if lock.is_some() {
             options.ext4.protection.mode = ProtectionMode::Held;
         }
-        let opened = Self::open(base, name, sizes, &options, (kind, order, bytes_max));
+        if kind != Kind::F2fs {
+            recover(&base, name, sizes, &options)?;
+        }
+        let opened = Self::open(base, name, sizes, &options, (kind, bytes_max));
         opened.map(|opened| Self { lock, ..opened })
     }
 
@@ -149,11 +153,12 @@ impl StagedVolume {
         name: &Path,
         sizes: CacheSizes,
         options: &Options,
-        (kind, order, bytes_max): (Kind, StagedOrder, u64),
+        (kind, bytes_max): (Kind, u64),
     ) -> Result<Self, Error> {
-        if kind != Kind::F2fs {
-            recover(&base, name, sizes, options)?;
-        }
+        let order = match kind {
+            Kind::F2fs => StagedOrder::Kept,
+            Kind::Ext2 | Kind::Ext3 | Kind::Ext4 => StagedOrder::Dropped,
+        };
         let staged = Arc::new(StagedDevice::new(Arc::clone(&base), order, bytes_max));
         let volume = Volume::on(Arc::clone(&staged) as _, name, sizes, options)?;
         if kind == Kind::F2fs && volume.report().read_only_because.is_empty() {
@@ -166,6 +171,7 @@ impl StagedVolume {
             staged,
             external_journal: options.ext4.external_journal,
             lock: None,
+            is_trial: false,
             _layers: None,
         })
     }
@@ -175,7 +181,7 @@ impl StagedVolume {
         &self.volume
     }
 
-    /// Makes all changes durable. The volume is clean then.
+    /// Makes all changes durable. The volume is clean then. Of a trial the changes are dropped.
     ///
     /// # Errors
     /// Something could not be written. The message says so where it is not known whether the changes are there; otherwise
@@ -191,6 +197,9 @@ impl StagedVolume {
             enabled.map_err(wrong)?;
         }
         volume.close()?;
+        if self.is_trial {
+            return Ok(());
+        }
         if let Some(BaseLock(lock)) = &self.lock {
             lock.check().map_err(wrong)?;
         }
