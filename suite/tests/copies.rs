@@ -612,6 +612,67 @@ fn hard_links_are_kept_among_operands() {
     }
 }
 
+/// Also where operands of other images stand between them, in their order.
+#[test]
+fn hard_links_are_kept_among_operands_of_another_image() {
+    use std::os::unix::fs::MetadataExt;
+    let scratch = Scratch::new();
+    let tree = scratch.folder("tree");
+    fs::write(tree.join("a"), "both").unwrap();
+    fs::hard_link(tree.join("a"), tree.join("b")).unwrap();
+    let [ext4, f2fs] = [("ext4", 16 * MIB), ("f2fs", 64 * MIB)].map(|(kind, size)| {
+        let volume = image(&scratch, kind, kind, size);
+        cp(&[
+            "-r",
+            &format!("{}/.", tree.to_str().unwrap()),
+            &at(&volume, "/"),
+        ]);
+        for (folder, name) in [("/1", "both"), ("/2", kind)] {
+            steadfs(["mkdir", &at(&volume, folder)]).expect(0);
+            let file = scratch.join("last");
+            fs::write(&file, name).unwrap();
+            cp(&[
+                file.to_str().unwrap(),
+                &at(&volume, &format!("{folder}/last")),
+            ]);
+        }
+        volume
+    });
+    let target = image(&scratch, "target", "ext4", 16 * MIB);
+    steadfs(["mkdir", &at(&target, "/all")]).expect(0);
+    let missing = scratch.join("missing");
+    let missing = format!("{}:/x", missing.to_str().unwrap());
+    let operands = [
+        &at(&ext4, "/a"),
+        &at(&f2fs, "/1/."),
+        &at(&ext4, "/2/."),
+        &missing,
+        &at(&f2fs, "/2/."),
+        &at(&ext4, "/b"),
+    ];
+    let mut words = vec!["cp", "-a"];
+    words.extend(operands.map(String::as_str));
+    let to = at(&target, "/all/");
+    words.push(&to);
+    let copied = steadfs(words).expect(1);
+    assert_eq!(copied.err.lines().count(), 1, "{}", copied.err);
+    assert!(copied.err.contains("missing"), "{}", copied.err);
+    cp(&["-a", &at(&f2fs, "/?"), &at(&target, "/")]);
+    assert_eq!(content_of(&target, "/all/last"), "f2fs", "the last one");
+    let out = scratch.folder("out");
+    cp(&["-a", &at(&target, "/."), out.to_str().unwrap()]);
+    for folder in ["all", "."] {
+        let found = ["a", "b"].map(|name| fs::metadata(out.join(folder).join(name)).unwrap());
+        assert_eq!(found[0].ino(), found[1].ino(), "{folder}");
+        assert_eq!(found[0].nlink(), 2, "{folder}");
+    }
+    target.check_clean();
+}
+
+fn content_of(image: &Image, path: &str) -> String {
+    steadfs(["cat", &at(image, path)]).expect(0).out
+}
+
 /// A later operand writes into what an earlier one has copied, or takes its name.
 #[test]
 fn further_names_are_linked_to_their_own_content() {

@@ -1,22 +1,22 @@
 //! `cp` and `extract`: copies into volumes, out of them, and between them.
 
+mod into;
+
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
-use std::os::fd::AsFd;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::Path;
 
 use steadfs::Options;
 use steadfs::tools::{
-    self, CopyOptions, Existing, FirstCopies, FirstCopiesOut, Follow, HostFile, Report, Selection,
-    ToolError, amount_on_host, amount_on_volume, copy_between_linked, copy_in_linked, copy_out,
-    copy_out_linked, copy_stream_in, owner_cx, printable,
+    self, CopyOptions, Existing, FirstCopiesOut, Follow, HostFile, Report, Selection, ToolError,
+    amount_on_host, amount_on_volume, copy_out, copy_out_linked, owner_cx, printable,
 };
 use steadfs_base::InodeNo;
-use steadfs_vfs::{FileKind, FileSystem, FsError, InodeFlags};
+use steadfs_vfs::{FileKind, FileSystem, FsError};
 
 use crate::args;
 use crate::failure::Failure;
@@ -24,7 +24,6 @@ use crate::files;
 use crate::partition;
 use crate::place::{Group, OnVolume, Place, expand, grouped, on_volume, parse};
 use crate::progress::Line;
-use crate::relation::{Relation, relation};
 use crate::stop::Stop;
 use crate::volume::{Access, with_volume};
 use crate::worker::{self, Content};
@@ -190,14 +189,6 @@ fn volume_in(path: &Path, open: &args::offline::Open) -> Result<Option<String>, 
     }
 }
 
-/// The first copies of the operands with several names, by where the originals are. Directories have their own: a later one
-/// may write into what an earlier one has copied. So do volumes that are opened for each operand: the numbers of their inodes
-/// may have other files by then.
-struct Firsts<'f> {
-    of_host: FirstCopies<'f, HostFile>,
-    of_same_volume: FirstCopies<'f, InodeNo>,
-}
-
 /// One call of cp.
 struct Job<'a> {
     args: &'a args::Cp,
@@ -271,106 +262,6 @@ impl Job<'_> {
             return Ok(());
         }
         Err(made_already(target))
-    }
-
-    fn copy_into_volume(&mut self, sources: &[Place], to: &OnVolume) -> Result<(), Failure> {
-        let open = &self.args.open;
-        with_volume(&to.image, open, Access::Write, |fs| {
-            self.all_into(sources, (fs, to))?;
-            fs.sync_all(&owner_cx()).map_err(Failure::plain)
-        })
-    }
-
-    /// Copies files and trees to the volume `fs`, which is the image of `to`.
-    fn all_into(
-        &mut self,
-        sources: &[Place],
-        (fs, to): (&dyn FileSystem, &OnVolume),
-    ) -> Result<(), Failure> {
-        self.options.image = file_of(&to.image);
-        let is_dir = is_dir(fs, to, Follow::Always);
-        let into = self.goes_into(is_dir, sources.len(), &printable(&to.path))?;
-        self.line.ends_after(|| amount_of(sources));
-        let folded = into && has_flag(fs, to, InodeFlags::CASEFOLD);
-        let mut firsts = Firsts {
-            of_host: FirstCopies::to(fs),
-            of_same_volume: FirstCopies::to(fs),
-        };
-        for source in sources {
-            let target = target_of(source, to, into);
-            let before = folded.then(|| found(fs, &target)).flatten();
-            let done = match before.is_some_and(|ino| self.made_folded.contains(&ino)) {
-                true => Err(made_already(&target)),
-                false => self.one_into(source, (fs, to), into, &mut firsts),
-            };
-            let spared = self.options.existing == Existing::Skip && before.is_some();
-            if folded && done.is_ok() && !spared {
-                self.made_folded.extend(found(fs, &target));
-            }
-            self.count(done)?;
-        }
-        Ok(())
-    }
-
-    /// Copies one file or tree to the volume `fs`, which is the image of `to`.
-    fn one_into<'f>(
-        &mut self,
-        source: &Place,
-        (fs, to): (&'f dyn FileSystem, &OnVolume),
-        into: bool,
-        firsts: &mut Firsts<'f>,
-    ) -> Result<Report, Failure> {
-        let target = target_of(source, to, into);
-        let (cx, options) = (owner_cx(), self.options);
-        match source {
-            Place::Stream if into => {
-                let why = "standard input has no name: give the target one, as in IMAGE:/DIR/NAME";
-                Err(Failure::plain(why))
-            }
-            Place::Stream => {
-                let input = std::io::stdin();
-                let to = (&target[..], NEW_FILE & !umask());
-                let done = copy_stream_in(fs, &cx, input.as_fd(), to, options, &mut self.line);
-                done.map_err(|error| failure(&error, &self.stop))
-            }
-            Place::Host(path) => {
-                let found = match options.follow {
-                    Follow::Never => path.symlink_metadata(),
-                    _ => path.metadata(),
-                };
-                let is_dir = found.is_ok_and(|found| found.is_dir());
-                self.take_name(&target, is_dir)?;
-                let mut own = FirstCopies::to(fs);
-                let firsts = match is_dir {
-                    true => &mut own,
-                    false => &mut firsts.of_host,
-                };
-                let with = (options, firsts);
-                let done = copy_in_linked(fs, &cx, path, &target, with, &mut self.line);
-                done.map_err(|error| failure(&error, &self.stop))
-            }
-            Place::Volume(place) => {
-                let open = &self.args.open;
-                let relation = relation(&place.image, &to.image, open)?;
-                let mut own = FirstCopies::to(fs);
-                let mut copy = |from: &dyn FileSystem| {
-                    let is_dir = is_dir(from, place, options.follow);
-                    self.take_name(&target, is_dir)?;
-                    let firsts = match (relation, is_dir) {
-                        (Relation::Same, false) => &mut firsts.of_same_volume,
-                        _ => &mut own,
-                    };
-                    let (from, to) = ((from, &place.path[..]), (fs, &target[..]));
-                    copy_between_linked(from, to, &cx, (options, firsts), &mut self.line)
-                        .map_err(|error| failure(&error, &self.stop))
-                };
-                match relation {
-                    Relation::Same => copy(fs),
-                    Relation::Beside => with_volume(&place.image, open, Access::ReadBeside, copy),
-                    Relation::Other => with_volume(&place.image, open, Access::Read, copy),
-                }
-            }
-        }
     }
 
     fn out_of_volumes(&mut self, sources: &[Place], to: &Path) -> Result<(), Failure> {
@@ -452,33 +343,10 @@ impl Job<'_> {
     }
 }
 
-/// The path that a source is copied to, on the volume.
-fn target_of(source: &Place, to: &OnVolume, into: bool) -> Vec<u8> {
-    let mut target = to.path.clone();
-    if let Some(name) = name_of(source).filter(|_| into) {
-        if !target.ends_with(b"/") {
-            target.push(b'/');
-        }
-        target.extend(name);
-    }
-    target
-}
-
 fn made_already(target: &[u8]) -> Failure {
     let shown = printable(target);
     let why = "was made by this copy already: not overwritten by another file of its name";
     Failure::plain(format!("{shown}: {why}"))
-}
-
-/// The file at a path of the volume, if there is one.
-fn found(fs: &dyn FileSystem, path: &[u8]) -> Option<InodeNo> {
-    let held = tools::resolve(fs, &owner_cx(), path, false).ok()?;
-    Some(held.ino())
-}
-
-fn has_flag(fs: &dyn FileSystem, place: &OnVolume, flag: InodeFlags) -> bool {
-    let held = tools::resolve(fs, &owner_cx(), &place.path, true);
-    held.is_ok_and(|held| held.attr().flags.contains(flag))
 }
 
 /// About how many bytes sources on the host have.

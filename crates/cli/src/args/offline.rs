@@ -126,11 +126,11 @@ pub struct Cat {
 /// Copy files into a volume, out of it, or from one to another.
 ///
 /// Sources, targets and options are those of cp(1), except that new files always keep types, permissions, times, extended
-/// attributes, holes and hard links: those in a directory that is copied, and those among files that are named, unless they
-/// go from one image to another. They also keep owners; out of a volume only if root runs it, else set-ID bits are
-/// dropped. A path on a volume is IMAGE:/PATH, its root IMAGE: (write ./a:/b for a host path with a colon); - is standard
-/// input or output. A file that cannot be copied is reported, and the copy continues; the exit code is 1 then. An
-/// interrupted copy closes the volume; the files copied so far are there.
+/// attributes, holes and hard links: those in a directory that is copied, and those among files that are named. They also
+/// keep owners; out of a volume only if root runs it, else set-ID bits are dropped. A path on a volume is IMAGE:/PATH, its
+/// root IMAGE: (write ./a:/b for a host path with a colon); - is standard input or output. A file that cannot be copied is
+/// reported, and the copy continues; the exit code is 1 then. An interrupted copy closes the volume; the files copied so
+/// far are there.
 #[derive(Debug, clap::Args)]
 #[command(args_override_self = true)]
 pub struct Cp {
