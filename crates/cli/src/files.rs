@@ -252,7 +252,7 @@ pub fn to_output(
     stop: Option<&Stop>,
 ) -> Result<(), Failure> {
     const CHUNK: usize = 1 << 20;
-    static ZEROS: [u8; 4096] = [0; 4096];
+    static ZEROS: [u8; 1 << 16] = [0; 1 << 16];
     let cx = owner_cx();
     let shown = || format!("{}:{}", place.image.display(), printable(&place.path));
     let fail = |error: &dyn std::fmt::Display| Failure::plain(format!("{}: {error}", shown()));

@@ -1,11 +1,12 @@
 //! Standard output.
 
+use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal, Write};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::Path;
 
-use rustix::fs::FileType;
 use signal_hook::consts::SIGPIPE;
-use steadfs::tools::{ToolError, WRITABLE_BYTES, is_writable, printable};
+use steadfs::tools::{StreamWriter, ToolError, printable};
 
 use crate::failure::Failure;
 use crate::stop::Stop;
@@ -14,14 +15,18 @@ use crate::stop::Stop;
 /// silently, by SIGPIPE.
 pub fn print(work: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), Failure> {
     let mut out = BufWriter::new(io::stdout().lock());
-    match work(&mut out).and_then(|()| out.flush()) {
-        Ok(()) => Ok(()),
-        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
-            // The rest of the buffer is dropped.
-            drop(out.into_parts());
-            Err(Failure::by_signal(SIGPIPE, ""))
-        }
-        Err(error) => Err(Failure::plain(format!("standard output: {error}"))),
+    let done = work(&mut out).and_then(|()| out.flush());
+    done.map_err(|error| {
+        // The rest of the buffer is dropped.
+        drop(out.into_parts());
+        failure(error)
+    })
+}
+
+fn failure(error: io::Error) -> Failure {
+    match error.kind() {
+        io::ErrorKind::BrokenPipe => Failure::by_signal(SIGPIPE, ""),
+        _ => Failure::plain(format!("standard output: {error}")),
     }
 }
 
@@ -33,46 +38,52 @@ pub fn print_until(
     let Some(stop) = stop else {
         return print(work);
     };
-    let found = rustix::fs::fstat(io::stdout());
-    let is_file = found.is_ok_and(|found| FileType::from_raw_mode(found.st_mode).is_file());
-    let piece_max = if is_file { usize::MAX } else { WRITABLE_BYTES };
-    let printed = print(|out| {
-        work(&mut Until {
-            out,
-            stop,
-            piece_max,
-        })
-    });
+    let out = Until::on(io::stdout().as_fd(), stop);
+    let done = out.and_then(|mut out| work(&mut out));
     match stop.is_asked() {
         true => Err(stop.failure("")),
-        false => printed,
+        false => done.map_err(failure),
     }
 }
 
-/// Standard output, in pieces for which a pipe has room.
-struct Until<'o> {
-    out: &'o mut dyn Write,
-    stop: &'o Stop,
-    piece_max: usize,
+/// A file whose writes a signal ends, also while a reader does not read.
+pub struct Until<'s> {
+    out: StreamWriter,
+    stop: &'s Stop,
+}
+
+impl<'s> Until<'s> {
+    /// On another descriptor of an open file.
+    pub fn on(file: BorrowedFd<'_>, stop: &'s Stop) -> io::Result<Self> {
+        let out = StreamWriter::on(file)?;
+        Ok(Self { out, stop })
+    }
+
+    /// Creates the file at a path, or empties it.
+    pub fn create(path: &Path, stop: &'s Stop) -> io::Result<Self> {
+        let out = StreamWriter::create(path, || stop.is_asked())?;
+        let out = out.ok_or_else(stopped)?;
+        Ok(Self { out, stop })
+    }
+
+    /// The descriptor, to be closed.
+    pub fn into_file(self) -> File {
+        self.out.into_file()
+    }
+}
+
+fn stopped() -> io::Error {
+    io::Error::other("stopped")
 }
 
 impl Write for Until<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        loop {
-            if self.stop.is_asked() {
-                return Err(io::Error::other("stopped"));
-            }
-            if is_writable(io::stdout().as_fd())? {
-                let piece = &bytes[..bytes.len().min(self.piece_max)];
-                let written = self.out.write(piece)?;
-                self.out.flush()?;
-                return Ok(written);
-            }
-        }
+        let written = self.out.write(bytes, || self.stop.is_asked())?;
+        written.ok_or_else(stopped)
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.out.flush()
+        Ok(())
     }
 }
 

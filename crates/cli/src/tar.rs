@@ -1,6 +1,5 @@
 //! `steadfs tar`.
 
-use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
@@ -12,6 +11,7 @@ use steadfs::tools::{ToolError, amount_on_volume, owner_cx, tar_out};
 use crate::args;
 use crate::copy::{DATA_PER_SIZE, end, failure, file_of, selection, size_of};
 use crate::failure::Failure;
+use crate::output::Until;
 use crate::place::{OnVolume, on_volume};
 use crate::progress::Line;
 use crate::stop::Stop;
@@ -29,7 +29,7 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
     let mut line = Line::of_copy(stop.clone(), false);
     let done = with_volume(&place.image, &args.open, Access::Read, |fs| {
         // Opened after the volume, so that a wrong image empties no archive.
-        let (out, to) = output(args.file.as_deref(), &place)?;
+        let (out, to) = output(args.file.as_deref(), &place, &stop)?;
         let mut out = BufWriter::with_capacity(BUFFER, out);
         let cx = owner_cx();
         if args.select.is_all() {
@@ -45,8 +45,8 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
             &mut line,
         );
         // Not flushed again: all is written, or it has failed, or the archive has no end.
-        let (file, _) = out.into_parts();
-        let done = done.and_then(|report| match steadfs_rt::close(file) {
+        let (out, _) = out.into_parts();
+        let done = done.and_then(|report| match steadfs_rt::close(out.into_file()) {
             Ok(()) => Ok(report),
             Err(source) => Err(ToolError::Host {
                 path: to.to_owned(),
@@ -54,6 +54,7 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
             }),
         });
         done.map_err(|error| match error {
+            _ if stop.is_asked() => failure(&ToolError::Stopped, &stop),
             ToolError::Host { source, .. } if source.kind() == io::ErrorKind::BrokenPipe => {
                 Failure::by_signal(SIGPIPE, "")
             }
@@ -65,7 +66,11 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
 }
 
 /// Opens the archive, which must not be the image itself.
-fn output<'a>(file: Option<&'a Path>, place: &OnVolume) -> Result<(File, &'a Path), Failure> {
+fn output<'a, 's>(
+    file: Option<&'a Path>,
+    place: &OnVolume,
+    stop: &'s Stop,
+) -> Result<(Until<'s>, &'a Path), Failure> {
     let fail = |path: &Path, why: &dyn std::fmt::Display| {
         Failure::plain(format!("{}: {why}", path.display()))
     };
@@ -74,16 +79,18 @@ fn output<'a>(file: Option<&'a Path>, place: &OnVolume) -> Result<(File, &'a Pat
             let why = "an archive is not written to a terminal; -f FILE names a file";
             return Err(Failure::plain(why));
         }
-        // As a file: std's standard output looks for the ends of lines.
         let shown = Path::new("standard output");
-        let out = io::stdout().as_fd().try_clone_to_owned();
-        let out = out.map_err(|error| fail(shown, &error))?;
-        return Ok((File::from(out), shown));
+        let out = Until::on(io::stdout().as_fd(), stop);
+        return Ok((out.map_err(|error| fail(shown, &error))?, shown));
     };
     let same = |found: std::fs::Metadata| file_of(&place.image) == Some((found.dev(), found.ino()));
     if path.metadata().is_ok_and(same) {
         return Err(fail(path, &"is the image that is read"));
     }
-    let file = File::create(path).map_err(|error| fail(path, &error))?;
-    Ok((file, path))
+    let out = Until::create(path, stop);
+    let out = out.map_err(|error| match stop.is_asked() {
+        true => failure(&ToolError::Stopped, stop),
+        false => fail(path, &error),
+    });
+    Ok((out?, path))
 }

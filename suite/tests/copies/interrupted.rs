@@ -162,15 +162,23 @@ fn copies_to_pipes_end_by_a_signal() {
     let pipe = scratch.join("pipe");
     run("mkfifo", [&pipe]).expect(0);
     let named = pipe.to_str().unwrap();
-    for (from, to, read) in [
-        ("/dense", "-", false),
-        ("/sparse", "-", true),
-        ("/dense", named, false),
-        ("/dense", named, true),
-        ("/sparse", named, true),
+    for (command, from, to, read) in [
+        ("cp", "/dense", "-", false),
+        ("cp", "/sparse", "-", true),
+        ("cp", "/dense", named, false),
+        ("cp", "/dense", named, true),
+        ("cp", "/sparse", named, true),
+        ("tar", "/dense", "-", false),
+        ("tar", "/dense", named, false),
+        ("tar", "/dense", named, true),
     ] {
+        let place = at(&volume, from);
+        let words: &[&str] = match command {
+            "cp" => &["cp", &place, to],
+            _ => &["tar", &place, "-f", to],
+        };
         let mut command = Command::new(program());
-        command.args(["cp", &at(&volume, from), to]);
+        command.args(words);
         // A pipe that is open for reading and writing always has a reader.
         let mut options = fs::File::options();
         let reader = options.read(true).write(true).open(&pipe).unwrap();
@@ -190,10 +198,10 @@ fn copies_to_pipes_end_by_a_signal() {
             })
         });
         sleep(Duration::from_millis(500));
-        assert_eq!(child.try_wait().unwrap(), None, "{from} {to}");
+        assert_eq!(child.try_wait().unwrap(), None, "{words:?}");
         signal(&child, Signal::TERM);
         let status = wait(&mut child, Duration::from_secs(10));
-        assert_eq!(status.unwrap().signal(), Some(15), "{from} {to}");
+        assert_eq!(status.unwrap().signal(), Some(15), "{words:?}");
         if let Some(thread) = thread {
             fs::write(&pipe, [2]).unwrap();
             thread.join().unwrap();

@@ -446,10 +446,7 @@ pub fn is_readable(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     is_ready(file, PollFlags::IN)
 }
 
-/// Most bytes of a write after [`is_writable`]: a pipe has room for these then.
-pub const WRITABLE_BYTES: usize = 4096;
-
-/// Waits up to 200 ms until a write of [`WRITABLE_BYTES`] does not wait. Returns false on a timeout.
+/// Waits up to 200 ms until there is room for a write. Returns false on a timeout.
 pub fn is_writable(file: BorrowedFd<'_>) -> rustix::io::Result<bool> {
     is_ready(file, PollFlags::OUT)
 }

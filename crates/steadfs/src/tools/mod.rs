@@ -34,6 +34,8 @@ mod output;
 mod replacing;
 mod select;
 #[cfg(target_os = "linux")]
+mod stream;
+#[cfg(target_os = "linux")]
 mod tar_out;
 mod tree;
 #[cfg(target_os = "linux")]
@@ -46,10 +48,10 @@ mod written;
 use std::io;
 use std::path::{Path, PathBuf};
 
+use steadfs_vfs::acl::Acl;
 use steadfs_vfs::{Cx, FileKind, FsError};
 
 use crate::os_names::bytes_of;
-use steadfs_vfs::acl::Acl;
 
 #[cfg(target_os = "linux")]
 pub use amount::{amount_on_host, amount_on_volume};
@@ -68,13 +70,13 @@ pub use first_copies::{FirstCopies, FirstCopiesOut};
 pub use glob::{glob, is_pattern, matches};
 #[cfg(target_os = "linux")]
 pub(crate) use host::is_readable;
-#[cfg(target_os = "linux")]
-pub use host::{WRITABLE_BYTES, is_writable};
 pub(crate) use last_name::LastName;
 pub use list::{ListOptions, Listed, Listing, Listings, device_numbers, list, mode_string, utc};
 pub use names_of::Accounts;
 pub use select::Selection;
 pub use steadfs_vfs::names::{printable, printable_json, printable_text};
+#[cfg(target_os = "linux")]
+pub use stream::StreamWriter;
 #[cfg(target_os = "linux")]
 pub use tar_out::tar_out;
 pub use tree::{Branch, Branches, TreeCount, TreeOptions, tree};
@@ -225,10 +227,6 @@ fn kept_perm(kind: FileKind, perm: u32, stranger: bool) -> u32 {
     }
 }
 
-/// A path of the host.
-#[cfg(target_os = "linux")]
-fn host_path(bytes: &[u8]) -> &Path {
-    Path::new(os(bytes))
 /// The permissions of a copy until its access list is set, which sets them, too, and for good if it cannot be: they admit no
 /// caller to more than the list, of which `None` is known if it cannot be read.
 fn perm_without_list(perm: u32, list: Option<&[u8]>) -> u32 {
@@ -240,6 +238,10 @@ fn perm_without_list(perm: u32, list: Option<&[u8]>) -> u32 {
     }
 }
 
+/// A path of the host.
+#[cfg(target_os = "linux")]
+fn host_path(bytes: &[u8]) -> &Path {
+    Path::new(os(bytes))
 }
 
 #[cfg(target_os = "linux")]

@@ -2,11 +2,10 @@
 
 use std::ffi::OsStr;
 use std::fs::File;
-use std::io::{self, IsTerminal};
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::time::Duration;
 
 use rustix::fs::{AtFlags, Mode, OFlags, Stat};
 use rustix::io::Errno;
@@ -15,6 +14,7 @@ use steadfs_vfs::FileKind;
 use super::copying::{CopyOptions, Existing, Log};
 use super::host::{self, Target};
 use super::replacing::{TRIES_MAX, temporary_name};
+use super::stream::{StreamWriter, WAIT_FOR_READER};
 use super::{AtHost, CHUNK, HostFile, Result, ToolError, os, refused};
 
 /// The target of a copy on the host.
@@ -155,9 +155,6 @@ fn spare_image(options: &CopyOptions, stat: &Stat, spot: &CopyTarget<'_>) -> Res
     }
 }
 
-/// Between two looks for a reader of a pipe.
-const WAIT_FOR_READER: Duration = Duration::from_millis(50);
-
 /// How the target is written.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TargetState {
@@ -176,6 +173,8 @@ pub struct Written<'a> {
     /// Attributes when it was opened.
     stat: Stat,
     state: TargetState,
+    /// Where a stream is written.
+    stream: Option<StreamWriter>,
     /// The end of what was written.
     at: u64,
 }
@@ -262,11 +261,16 @@ impl<'a> Written<'a> {
         if state == TargetState::Existed {
             rustix::fs::ftruncate(&file, 0).on_host(spot.path)?;
         }
+        let stream = match state {
+            TargetState::Stream => Some(StreamWriter::on(file.as_fd()).on_host(spot.path)?),
+            _ => None,
+        };
         Ok(Self {
             spot,
             file: file.into(),
             stat,
             state,
+            stream,
             at: 0,
         })
     }
@@ -281,13 +285,14 @@ impl<'a> Written<'a> {
             file: file.into(),
             stat,
             state: TargetState::New,
+            stream: None,
             at: 0,
         })
     }
 
     /// Writes a piece of the content; pieces come in the file's order.
     pub fn write(&mut self, offset: u64, bytes: &[u8], log: &mut Log<'_>) -> Result<()> {
-        if self.state == TargetState::Stream {
+        if self.stream.is_some() {
             self.zeros_to(offset, log)?;
             return self.append(bytes, log);
         }
@@ -296,19 +301,20 @@ impl<'a> Written<'a> {
     }
 
     /// Writes to a stream. A reader that does not read does not keep a signal from ending the copy.
-    fn append(&mut self, bytes: &[u8], log: &mut Log<'_>) -> Result<()> {
-        // Other devices can need what is written to be whole.
-        let waits = match host::kind_of(&self.stat) {
-            Some(FileKind::CharDevice) => self.file.is_terminal(),
-            kind => kind == Some(FileKind::Fifo),
-        };
-        let most = if waits { host::WRITABLE_BYTES } else { CHUNK };
-        for piece in bytes.chunks(most) {
-            while waits && !host::is_writable(self.file.as_fd()).on_host(self.spot.path)? {
-                log.check_stopped()?;
+    fn append(&mut self, mut bytes: &[u8], log: &mut Log<'_>) -> Result<()> {
+        while let Some(stream) = self.stream.as_ref().filter(|_| !bytes.is_empty()) {
+            let mut stop = Ok(());
+            let written = stream.write(bytes, || {
+                stop = log.check_stopped();
+                stop.is_err()
+            });
+            match written.on_host(self.spot.path)? {
+                Some(count) => {
+                    bytes = &bytes[count..];
+                    self.at += count as u64;
+                }
+                None => return stop,
             }
-            write_all(&self.file, piece).on_host(self.spot.path)?;
-            self.at += piece.len() as u64;
         }
         Ok(())
     }
@@ -368,16 +374,6 @@ impl<'a> Written<'a> {
             (self.state == TargetState::New).then_some((self.stat.st_uid, self.stat.st_gid));
         keeps.then_some(Target::Open(&self.file, owner))
     }
-}
-
-fn write_all(file: &File, mut bytes: &[u8]) -> rustix::io::Result<()> {
-    while !bytes.is_empty() {
-        let n = some(rustix::io::retry_on_intr(|| {
-            rustix::io::write(file, bytes)
-        })?)?;
-        bytes = &bytes[n..];
-    }
-    Ok(())
 }
 
 fn write_all_at(file: &File, mut bytes: &[u8], mut offset: u64) -> rustix::io::Result<()> {
