@@ -1,6 +1,5 @@
 //! Copies between the host and a volume, which signals end.
 
-use std::cell::RefCell;
 use std::path::Path;
 
 use pyo3::prelude::*;
@@ -8,6 +7,7 @@ use steadfs::Volume;
 use steadfs::tools::{CopyOptions, Progress, ToolError};
 
 use crate::error::{of_io, of_tool};
+use crate::signals::Signals;
 
 /// The direction of a copy.
 #[derive(Clone, Copy)]
@@ -26,7 +26,7 @@ const DATA_PER_SIZE: u64 = 16;
 #[derive(Default)]
 struct Watch {
     problem: Option<PyErr>,
-    raised: RefCell<Option<PyErr>>,
+    signals: Signals,
 }
 
 impl Progress for Watch {
@@ -39,11 +39,7 @@ impl Progress for Watch {
     }
 
     fn stopped(&self) -> bool {
-        let mut raised = self.raised.borrow_mut();
-        if raised.is_none() {
-            *raised = Python::attach(|py| py.check_signals()).err();
-        }
-        raised.is_some()
+        self.signals.have_raised()
     }
 }
 
@@ -67,9 +63,8 @@ pub fn copy(
             volume.copy_out_with(from, to, options, &mut watch)
         }
     };
-    match (watch.raised.into_inner(), watch.problem) {
-        (Some(raised), _) => Err(raised),
-        (None, Some(problem)) => Err(problem),
-        (None, None) => Ok(done.map_err(of_io)?.files),
-    }
+    watch.signals.or(match watch.problem {
+        Some(problem) => Err(problem),
+        None => done.map(|report| report.files).map_err(of_io),
+    })
 }

@@ -11,6 +11,7 @@ mod error;
 mod file;
 mod handle;
 mod listing;
+mod signals;
 mod stat;
 mod tools;
 mod volume;

@@ -6,11 +6,11 @@ use pyo3::exceptions::{PyFileExistsError, PyValueError};
 use pyo3::prelude::*;
 use steadfs::image::Window;
 use steadfs::{
-    Error, F2fsFormatOptions, FormatOptions, Options, VolumeDevice, format_f2fs_within,
-    format_within,
+    Error, F2fsFormatOptions, FormatOptions, Options, VolumeDevice, format_f2fs_until, format_until,
 };
 
 use crate::error::of_volume;
+use crate::signals::Signals;
 use crate::volume::options_of;
 
 /// The kind of volume on an image.
@@ -80,8 +80,10 @@ pub fn check(
 ) -> PyResult<(Vec<String>, u64, Vec<String>)> {
     py.detach(|| {
         let options = options_of(&image, options, partition, false)?;
-        let checked = steadfs::check(&image, &options, &mut |_| {});
-        let checked = checked.map_err(|error| of_volume(&error))?;
+        let signals = Signals::default();
+        let checked = VolumeDevice::open_salvage(&image, &options)
+            .and_then(|device| device.stopped_by(signals.stop()).check(&mut |_| {}));
+        let checked = signals.or(checked.map_err(|error| of_volume(&error)))?;
         let skipped = checked.skipped().iter().map(|name| name.to_string());
         Ok((checked.issues(), checked.more(), skipped.collect()))
     })
@@ -191,10 +193,13 @@ pub fn format(
             check_empty(&image, partition.as_deref())?;
         }
         let part = partition.map(|which| window(&image, &which)).transpose()?;
+        let place = (part, size);
+        let signals = Signals::default();
+        let stop = signals.stop();
         let made = match kind {
-            "f2fs" => format_f2fs_within(&image, part, size, &wanted.f2fs()?).map(drop),
-            _ => format_within(&image, part, size, &wanted.ext(kind)?).map(drop),
+            "f2fs" => format_f2fs_until(&image, place, &wanted.f2fs()?, Some(&stop)).map(drop),
+            _ => format_until(&image, place, &wanted.ext(kind)?, Some(&stop)).map(drop),
         };
-        made.map_err(|error| of_volume(&error))
+        signals.or(made.map_err(|error| of_volume(&error)))
     })
 }

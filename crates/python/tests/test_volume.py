@@ -766,6 +766,34 @@ class Ends(OnImage):
                 signal.setitimer(signal.ITIMER_REAL, 0)
                 signal.signal(signal.SIGALRM, before)
 
+    def test_a_signal_ends_a_check_and_a_format(self):
+        came = []
+
+        def stop(number, frame):
+            came.append(number)
+            # One call gets several signals only if it looks for them itself.
+            if len(came) == 3:
+                raise KeyboardInterrupt
+
+        def stopped(call, *words):
+            came.clear()
+            signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)
+            try:
+                with self.assertRaises(KeyboardInterrupt):
+                    call(*words)
+            finally:
+                signal.setitimer(signal.ITIMER_REAL, 0)
+
+        image = self.folder / "image"
+        before = signal.signal(signal.SIGALRM, stop)
+        try:
+            stopped(steadfs.format, image, "1T", "ext4")
+            self.assertFalse(image.exists())
+            steadfs.format(image, "1T", "ext4")
+            stopped(steadfs.check, image)
+        finally:
+            signal.signal(signal.SIGALRM, before)
+
 
 class Images(OnImage):
     def test_what_is_no_volume(self):

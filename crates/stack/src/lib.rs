@@ -15,6 +15,7 @@ mod overlay;
 mod sparse;
 mod split;
 mod staged;
+mod stoppable;
 mod super_image;
 
 pub use bytes::DeviceBytes;
@@ -24,6 +25,7 @@ pub use mapped::MappedDevice;
 pub use overlay::{BaseId, Head, Layout, OverlayDevice, check_head, identity};
 pub use sparse::{SparseImage, is_sparse};
 pub use staged::{StagedDevice, StagedOrder};
+pub use stoppable::{Stop, StoppableDevice};
 pub use super_image::{Logical, is_super, logical_partitions};
 
 #[cfg(test)]

@@ -8,7 +8,7 @@ use steadfs_ext4::format::{
     FormatOptions, FormatReport, JournalReport, NamedJournal, take_journal, unused_journal,
 };
 use steadfs_f2fs::format as f2fs;
-use steadfs_stack::JoinedDevice;
+use steadfs_stack::{JoinedDevice, Stop, StoppableDevice};
 use steadfs_vfs::FsError;
 
 use crate::image::Window;
@@ -38,12 +38,22 @@ pub fn format_within(
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<FormatReport, Error> {
+    format_until(path, (part, size), options, None)
+}
+
+/// As [`format_within()`], until `stop` returns true. What is there then is no volume.
+pub fn format_until(
+    path: &Path,
+    (part, size): (Option<Window>, Option<u64>),
+    options: &FormatOptions,
+    stop: Option<&Stop>,
+) -> Result<FormatReport, Error> {
     let offset = options.offset;
     if part.is_some() && offset > 0 {
         let why = "an offset: a partition has its place already".to_owned();
         return Err(failed(path, FsError::BadOption(why)));
     }
-    on(path, (offset, part), size, |queue, size, sector| {
+    on(path, (offset, part), (size, stop), |queue, size, sector| {
         let journal = options.journal_device.as_deref().map(NamedDevice::open);
         let journal = journal.transpose()?;
         let options = FormatOptions {
@@ -69,7 +79,8 @@ pub fn format_journal(
     size: Option<u64>,
     options: &FormatOptions,
 ) -> Result<JournalReport, Error> {
-    on(path, (options.offset, part), size, |queue, size, sector| {
+    let place = (options.offset, part);
+    on(path, place, (size, None), |queue, size, sector| {
         let options = FormatOptions {
             sector_size: options.sector_size.or(Some(sector)),
             ..options.clone()
@@ -163,7 +174,17 @@ pub fn format_f2fs_within(
     size: Option<u64>,
     options: &f2fs::FormatOptions,
 ) -> Result<f2fs::FormatReport, Error> {
-    on(path, (0, part), size, |queue, size, sector| {
+    format_f2fs_until(path, (part, size), options, None)
+}
+
+/// As [`format_f2fs_within()`], until `stop` returns true. What is there then is no volume.
+pub fn format_f2fs_until(
+    path: &Path,
+    (part, size): (Option<Window>, Option<u64>),
+    options: &f2fs::FormatOptions,
+    stop: Option<&Stop>,
+) -> Result<f2fs::FormatReport, Error> {
+    on(path, (0, part), (size, stop), |queue, size, sector| {
         let options = f2fs::FormatOptions {
             sector_size: options.sector_size.or(Some(sector)),
             ..options.clone()
@@ -218,12 +239,12 @@ fn join_to_format(
 fn on<T>(
     path: &Path,
     (offset, part): (u64, Option<Window>),
-    size: Option<u64>,
+    (size, stop): (Option<u64>, Option<&Stop>),
     make: impl FnOnce(&Queue, u64, u32) -> Result<T, String>,
 ) -> Result<T, Error> {
     let is_new = !is_uri(path) && !path.exists();
     let length = size.map(|size| size.saturating_add(offset));
-    let opened = open(path, (offset, part), size).inspect_err(|error| {
+    let opened = open(path, (offset, part), size, stop).inspect_err(|error| {
         // The file was created, but could not be extended to `size`, or is too short to be a device.
         let own = !matches!(error, Error::Open(OpenError::Busy { .. }));
         let is_ours = |len| len == 0 || Some(len) == length;
@@ -248,6 +269,7 @@ fn open(
     path: &Path,
     (offset, part): (u64, Option<Window>),
     size: Option<u64>,
+    stop: Option<&Stop>,
 ) -> Result<(Queue, u64, u32), Error> {
     let open = OpenOptions {
         offset: part.map_or(offset, |part| part.start),
@@ -260,6 +282,10 @@ fn open(
         ..OpenOptions::default()
     };
     let (device, sector) = open_any(path, open)?;
+    let device = match stop {
+        Some(stop) => Arc::new(StoppableDevice::new(device, Arc::clone(stop))),
+        None => device,
+    };
     let queue = Queue::new(device, QueueOptions::default());
     let whole = queue.geometry().size;
     let size = size.unwrap_or(whole / SIZE_UNIT * SIZE_UNIT);

@@ -172,7 +172,10 @@ pub use fill::ReproducibleDevice;
 pub use fill::{Fill, FillError, FillSource, Filled, Origin, fill, fill_open};
 #[cfg(target_os = "linux")]
 pub use fit::{FREE_PERCENT_MAX, Fit, FitFree, FitKind, FitPass, FitPlan};
-pub use format::{dry_run, format, format_f2fs, format_f2fs_within, format_journal, format_within};
+pub use format::{
+    dry_run, format, format_f2fs, format_f2fs_until, format_f2fs_within, format_journal,
+    format_until, format_within,
+};
 pub use inspect::{Inspection, Marks, inspect};
 pub use io::{Caller, Io};
 pub use io_options::IoOptions;
@@ -213,6 +216,7 @@ pub use steadfs_fuse::{
     NamedFile, PendingCloseResult, Record, Reopen, Served, Service, ServiceClient, ServiceError,
     SyncError, Synced, Unmount, broker_sockets, is_server_gone, serve_commands, uring_hint,
 };
+pub use steadfs_stack::Stop;
 pub use steadfs_vfs::verity::VerityOptions;
 pub use steadfs_vfs::{
     Attr, Cx, FallocMode, FileKind, FileSystem, FsError, InodeFlags, Seek, SetAttr, SetTime, StatFs,

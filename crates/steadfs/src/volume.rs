@@ -14,6 +14,7 @@ use steadfs_block::{
 };
 use steadfs_ext4::{CacheSizes, Ext4};
 use steadfs_f2fs::F2fs;
+use steadfs_stack::{Stop, StoppableDevice};
 use steadfs_vfs::{FileSystem, FsError, RecordedState};
 
 pub use error::Error;
@@ -163,6 +164,8 @@ pub struct VolumeDevice {
     cache_size: u64,
     /// Most bytes of changes in memory, where they are to be kept there.
     staged_max: Option<u64>,
+    /// Ends work on the device.
+    stop: Option<Stop>,
 }
 
 impl VolumeDevice {
@@ -213,6 +216,7 @@ impl VolumeDevice {
             // It depends on the host's memory, which is read from /proc.
             cache_size: options.cache_size.unwrap_or_else(default_cache_size),
             staged_max: None,
+            stop: None,
         })
     }
 
@@ -265,11 +269,22 @@ impl VolumeDevice {
 
     /// The device that the volume is on. The first call parses what its layers are, so the process has given up its rights
     /// before.
+    /// All requests fail from when `stop` returns true. A check reports the first of them, and is not to be trusted then.
+    #[must_use]
+    pub fn stopped_by(self, stop: Stop) -> Self {
+        let stop = Some(stop);
+        Self { stop, ..self }
+    }
+
     pub(crate) fn device(&self) -> Result<Arc<dyn Device>, Error> {
         let top = self.layers.top(&self.options, &self.path);
-        top.map_err(|error| match error {
+        let top = top.map_err(|error| match error {
             LayerError::Unusable(why) => self.no_partition(why),
             LayerError::Refused(error) => failed(&self.path, error),
+        })?;
+        Ok(match &self.stop {
+            Some(stop) => Arc::new(StoppableDevice::new(top, Arc::clone(stop))),
+            None => top,
         })
     }
 
