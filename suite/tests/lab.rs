@@ -7,7 +7,7 @@ use std::process::{Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
-use steadfs_suite::command::{finish, until, wait};
+use steadfs_suite::command::{finish, judge, until, wait};
 use steadfs_suite::scratch::mounts_below;
 use steadfs_suite::stead::program;
 use steadfs_suite::{Outcome, Scratch, run, steadfs};
@@ -146,4 +146,34 @@ fn a_judge_that_is_missing_is_named() {
         outcome.out
     );
     assert!(!outcome.err.contains("panicked"), "{}", outcome.err);
+}
+
+/// The explorer compares its recovery with e2fsck's. An e2fsck that repairs nothing must not pass for one that agrees.
+#[test]
+fn a_judge_that_repairs_nothing_is_a_finding() {
+    let scratch = Scratch::new();
+    let script: [OsString; 5] = [
+        "-c".into(),
+        r#"printf '#!/bin/sh\n[ "$1" = -fy ] && exit 8\nexec %s "$@"\n' "$2" >"$1"; chmod +x "$1""#
+            .into(),
+        "sh".into(),
+        scratch.join("e2fsck").into(),
+        judge("e2fsck").into(),
+    ];
+    run("sh", script).expect(0);
+    let ops = scratch.join("ops");
+    let text = "create /f 644\nwrite /f 0+9000 1\nfsync /f\nlink /f /g\nfsync /g\n";
+    std::fs::write(&ops, text).expect("a file");
+    let path = std::env::var("PATH").expect("a path");
+    let mut command = Command::new(program());
+    command
+        .args(["lab", "crash", "--subject", "ext4-fast-1k", "--ops"])
+        .arg(&ops)
+        .arg("--out")
+        .arg(scratch.join("cases"))
+        .env("PATH", format!("{}:{path}", scratch.path().display()));
+    let outcome = finish(command, Duration::from_secs(300));
+    assert_eq!(outcome.code(), 1, "{}{}", outcome.out, outcome.err);
+    let wanted = "e2fsck: its repair failed: exit status: 8";
+    assert!(outcome.out.contains(wanted), "{}", outcome.out);
 }

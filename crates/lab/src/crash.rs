@@ -25,6 +25,7 @@ pub mod f2fs;
 pub mod faults;
 pub mod free_space;
 pub mod record;
+mod stats;
 pub mod subject;
 mod sweep;
 #[cfg(test)]
@@ -32,10 +33,11 @@ mod tests;
 pub mod trial;
 
 pub use case::Case;
-pub use explore::{Effort, Stats, explore};
+pub use explore::{Effort, explore};
 pub use free_space::FreeSpace;
 pub use record::{Injection, Run, record, record_with};
-pub use subject::{Subject, Tool};
+pub use stats::Stats;
+pub use subject::{Repair, Subject, Tool};
 pub use sweep::{Options, Report, main_with, sweep};
 pub use trial::{Trial, try_program};
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use steadfs_block::Op;
 use steadfs_lab::crash::{
-    Effort, Injection, Options, Problem, Report, Subject, Trial, explore, ext4, record,
+    Effort, Injection, Options, Problem, Report, Stats, Subject, Trial, explore, ext4, record,
     record_with, sweep,
 };
 use steadfs_lab::device::{Fault, Image, RequestFilter};
@@ -36,6 +36,16 @@ fn assert_clean(report: &Report) {
             dir.display()
         );
     }
+}
+
+/// e2fsck has replayed a sample of the logs by itself, and refused few of them.
+fn assert_replayed(stats: &Stats) {
+    let (done, refused) = (stats.replayed, stats.not_replayed);
+    assert!(done > 20, "{done} logs replayed by e2fsck");
+    assert!(
+        refused * 5 < done,
+        "{refused} logs refused, {done} replayed"
+    );
 }
 
 #[test]
@@ -68,6 +78,7 @@ fn ext4_survives_power_cuts() {
         "{} images judged by e2fsck",
         stats.by_tool
     );
+    assert_replayed(stats);
 }
 
 /// A disagreement of two judges is a failure, whichever of them is wrong.

@@ -7,46 +7,65 @@ use steadfs_vfs::FileKind;
 use steadfs_workload::Observed;
 use steadfs_workload::observe::InodeSnapshot;
 
-use super::{Problem, Subject};
+use super::{Problem, Subject, ext4};
 use crate::device::Image;
 
 /// What e2fsck 1.47 prints for a log that it does not replay: a power cut came between a commit and the write that
 /// removes the fast commits before it (`jbd2/fast_write.rs`).
 const NOT_REPLAYED: &str = "Invalid argument while recovering journal";
 
-/// Repairs an image with the subject's tool and compares the files with those that our recovery has `seen`. `None`: the
-/// tool cannot replay this log.
+/// The result of a replay by the format's own tool.
+pub(super) enum Replay {
+    /// The tool does not replay logs of this kind of volume.
+    Unasked,
+    /// The tool refuses a log that ends like this.
+    Refused,
+    /// It has replayed the log; its files are ours, or the problem.
+    Done(Result<(), Problem>),
+}
+
+/// Repairs an image with the subject's tool and compares the files with those that our recovery has `seen`. Our own
+/// code mounts the repaired image, so the tool must have emptied the log before: otherwise our replay would be compared
+/// with itself.
 ///
 /// # Errors
-/// The tool cannot be run, or the directory cannot be written; inside: the files differ.
+/// The tool cannot be run, or the directory cannot be written.
 pub(super) fn replayed_by_tool(
     subject: &Subject,
     image: &Image,
     seen: &Observed,
     scratch: &Path,
     observe: impl FnOnce(&Image) -> Result<Observed, Problem>,
-) -> io::Result<Option<Result<(), Problem>>> {
+) -> io::Result<Replay> {
     let Some(tool) = subject.tool.filter(|_| subject.tool_replays) else {
-        return Ok(None);
+        return Ok(Replay::Unasked);
     };
-    let (repaired, said) = tool.repair(image, scratch)?;
+    let repair = tool.repair(image, scratch)?;
+    let said = &repair.said;
     if said.contains(NOT_REPLAYED) {
-        return Ok(None);
+        return Ok(Replay::Refused);
     }
-    let differences = match observe(&repaired) {
-        Ok(theirs) => differences(seen, &theirs),
-        Err(problem) => return Ok(Some(Err(problem))),
+    let finding = |findings| {
+        let judge = tool.name();
+        Ok(Replay::Done(Err(Problem::Damaged { judge, findings })))
     };
-    Ok(Some(match differences.is_empty() {
-        true => Ok(()),
-        false => Err(Problem::Damaged {
-            judge: tool.name(),
-            findings: format!(
-                "its replay differs from ours: {}\n{said}",
-                differences.join("; ")
-            ),
-        }),
-    }))
+    if !repair.is_done() {
+        return finding(format!("its repair failed: {}\n{said}", repair.status));
+    }
+    if ext4::needs_recovery(&repair.image) {
+        return finding(format!("it did not replay the log\n{said}"));
+    }
+    let differences = match observe(&repair.image) {
+        Ok(theirs) => differences(seen, &theirs),
+        Err(problem) => return Ok(Replay::Done(Err(problem))),
+    };
+    if !differences.is_empty() {
+        let differences = differences.join("; ");
+        return finding(format!(
+            "its replay differs from ours: {differences}\n{said}"
+        ));
+    }
+    Ok(Replay::Done(Ok(())))
 }
 
 fn differences(ours: &Observed, theirs: &Observed) -> Vec<String> {

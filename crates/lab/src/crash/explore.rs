@@ -2,12 +2,12 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use steadfs_base::FixedSet;
 use steadfs_rt::{Random, sim};
 use steadfs_workload::{Observed, observe};
 
-use super::by_tool::replayed_by_tool;
+use super::by_tool::{Replay, replayed_by_tool};
 use super::record::{Injection, Run};
+use super::stats::Stats;
 use super::subject::Subject;
 use super::{CrashPath, Failure, Problem, run_until_idle};
 use crate::device::{Event, Fault, Image, Log, Model, RequestFilter, Survivors};
@@ -42,94 +42,6 @@ impl Default for Effort {
             cuts: 4,
             faults: usize::MAX,
         }
-    }
-}
-
-/// Counts of an exploration.
-#[derive(Clone, Debug, Default)]
-pub struct Stats {
-    /// Executed programs.
-    pub runs: u64,
-    /// Runs in which the device failed or the volume was full.
-    pub with_faults: u64,
-    /// Of these, runs whose volume stopped.
-    pub stopped: u64,
-    /// Runs with too many failures for a verdict.
-    pub undecided: u64,
-    /// Crash positions.
-    pub cuts: u64,
-    /// Images built.
-    pub images: u64,
-    /// Images that were recovered.
-    pub recoveries: u64,
-    /// Of these, images left by a crash during a recovery.
-    pub nested: u64,
-    /// Of these, images left by a recovery on a failing device.
-    pub retried: u64,
-    /// Recovered volumes that our checker judged.
-    pub checked: u64,
-    /// Of these, volumes that the format's own tool judged as well.
-    pub by_tool: u64,
-    /// Crash images that the tool replayed to the same files.
-    pub replayed: u64,
-    /// Verdicts of the oracle: one per distinct marker of each image.
-    pub verdicts: u64,
-    /// Files that verdicts found rolled forward beyond the checkpoint.
-    pub rolled: u64,
-    /// Crashes after which data was missing or corrupt because the device had dropped a FLUSH.
-    pub lost_by_device: u64,
-    /// Background work of the volumes in all runs, by subject.
-    pub work: BTreeMap<(String, &'static str), u64>,
-    /// Recovered images by the event that the crash preceded.
-    pub before: BTreeMap<&'static str, u64>,
-    /// Recovered images by the kind of survivors.
-    pub survivors: BTreeMap<&'static str, u64>,
-    /// Fingerprints of all recovered images.
-    pub distinct: FixedSet<u64>,
-}
-
-impl Stats {
-    /// Adds a volume's background work in a run.
-    pub fn add_work(&mut self, subject: &Subject, run: &Run) {
-        for (what, count) in &run.work {
-            let entry = self.work.entry((subject.name.clone(), what));
-            *entry.or_default() += count;
-        }
-    }
-
-    /// The background work of all volumes of a subject.
-    pub fn work_of(&self, subject: &str, what: &'static str) -> u64 {
-        let count = self.work.get(&(subject.to_owned(), what));
-        count.copied().unwrap_or(0)
-    }
-
-    /// Adds another exploration's counts.
-    pub fn add(&mut self, other: Stats) {
-        self.runs += other.runs;
-        self.with_faults += other.with_faults;
-        self.stopped += other.stopped;
-        self.undecided += other.undecided;
-        self.cuts += other.cuts;
-        self.images += other.images;
-        self.recoveries += other.recoveries;
-        self.nested += other.nested;
-        self.retried += other.retried;
-        self.checked += other.checked;
-        self.by_tool += other.by_tool;
-        self.replayed += other.replayed;
-        self.verdicts += other.verdicts;
-        self.rolled += other.rolled;
-        self.lost_by_device += other.lost_by_device;
-        for (what, count) in other.work {
-            *self.work.entry(what).or_default() += count;
-        }
-        for (what, count) in other.before {
-            *self.before.entry(what).or_default() += count;
-        }
-        for (what, count) in other.survivors {
-            *self.survivors.entry(what).or_default() += count;
-        }
-        self.distinct.extend(other.distinct);
     }
 }
 
@@ -393,8 +305,15 @@ impl Explorer<'_> {
         let (image, seen) = (&crashed.image, &recovered.seen);
         let replayed = replayed_by_tool(self.subject, image, seen, self.scratch, observe)
             .expect("the tool runs and the scratch directory is writable");
-        self.stats.replayed += u64::from(replayed.is_some());
-        replayed.unwrap_or(Ok(()))
+        match replayed {
+            Replay::Unasked => {}
+            Replay::Refused => self.stats.not_replayed += 1,
+            Replay::Done(verdict) => {
+                self.stats.replayed += 1;
+                verdict?;
+            }
+        }
+        Ok(())
     }
 
     /// Recovers an image on devices that fail at some request: a recovery without the fault must find everything.

@@ -9,10 +9,10 @@ use std::sync::Arc;
 
 use steadfs_block::{Device, Policy, QueueSettings};
 use steadfs_ext4::check::{BlockSource, Options as CheckOptions};
-use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{
     JournalPlace, STATE_ERROR, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE,
 };
+use steadfs_ext4::disk::{Incompat, Superblock};
 use steadfs_ext4::{CacheSizes, Ext4, MountOptions};
 use steadfs_vfs::{FileSystem, InodeFlags, Result};
 use steadfs_workload::{Format, Recovery};
@@ -414,6 +414,12 @@ fn has_journal(image: &Image) -> bool {
 /// Whether the volume is marked as having errors.
 pub(super) fn has_errors(image: &Image) -> bool {
     superblock(image).is_some_and(|sb| sb.state() & STATE_ERROR != 0)
+}
+
+/// Whether a log waits for its replay.
+pub(super) fn needs_recovery(image: &Image) -> bool {
+    let incompat = superblock(image).map(|sb| sb.features().incompat);
+    incompat.is_some_and(|incompat| incompat.contains(Incompat::NEEDS_RECOVERY))
 }
 
 fn open(

@@ -2,7 +2,7 @@
 
 use std::io;
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, ExitStatus};
 use std::sync::Arc;
 
 use steadfs_block::Device;
@@ -60,6 +60,24 @@ pub enum Tool {
     E2fsck,
     /// Of f2fs-tools.
     FsckF2fs,
+}
+
+/// What a tool left of an image that it was to repair.
+#[derive(Debug)]
+pub struct Repair {
+    /// The image; as it was, if the tool failed.
+    pub image: Image,
+    /// How the tool ended.
+    pub status: ExitStatus,
+    /// What it printed.
+    pub said: String,
+}
+
+impl Repair {
+    /// Whether the tool ran to its end: 0 is a volume without errors, 1 one whose errors it has corrected.
+    pub fn is_done(&self) -> bool {
+        matches!(self.status.code(), Some(0 | 1))
+    }
 }
 
 /// The name of our checker in reports.
@@ -232,11 +250,11 @@ impl Tool {
         }
     }
 
-    /// The image as the tool repairs it after a crash, and what the tool printed.
+    /// Has the tool repair an image after a crash. Whether it did is the caller's to judge ([`Repair::status`]).
     ///
     /// # Errors
-    /// As [`Tool::check`]; the tool has failed.
-    pub fn repair(self, image: &Image, scratch: &Path) -> io::Result<(Image, String)> {
+    /// As [`Tool::check`].
+    pub fn repair(self, image: &Image, scratch: &Path) -> io::Result<Repair> {
         let path = scratch.join("repaired.img");
         image.save(&path)?;
         let output = Command::new(self.name()).arg("-fy").arg(&path).output()?;
@@ -244,7 +262,11 @@ impl Tool {
         std::fs::remove_file(&path)?;
         let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
         said.push_str(&String::from_utf8_lossy(&output.stderr));
-        Ok((repaired, said))
+        Ok(Repair {
+            image: repaired,
+            status: output.status,
+            said,
+        })
     }
 
     /// The tool's findings in an image, which it does not change; empty if there are none.

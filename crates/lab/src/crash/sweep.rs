@@ -11,7 +11,8 @@ use steadfs_rt::{self as rt, Mutex, Random, Rank};
 use steadfs_workload::generate::{Shape, pairs, random, singles};
 use steadfs_workload::{Program, shrink};
 
-use super::explore::{Effort, Stats};
+use super::explore::Effort;
+use super::stats::Stats;
 use super::trial::{Trial, try_program};
 use super::{Case, Failure, Subject};
 
@@ -479,6 +480,7 @@ fn print_report(report: &Report, out: &mut dyn io::Write) -> io::Result<()> {
     writeln!(out, "checked         {:>10}", stats.checked)?;
     writeln!(out, "  by a tool     {:>10}", stats.by_tool)?;
     writeln!(out, "  its replay    {:>10}", stats.replayed)?;
+    writeln!(out, "  refused logs  {:>10}", stats.not_replayed)?;
     for (what, count) in &stats.before {
         writeln!(out, "before {what}: {count}")?;
     }

@@ -6,9 +6,10 @@ use std::time::Duration;
 use steadfs_rt::Random;
 use steadfs_workload::Program;
 
-use super::explore::{Effort, Stats, explore};
+use super::explore::{Effort, explore};
 use super::free_space::{self, FreeSpace};
 use super::record::{Injection, Run, record, record_with};
+use super::stats::Stats;
 use super::{Failure, Problem, Subject};
 use crate::device::{Fault, Log, RequestFilter, Survivors};
 
