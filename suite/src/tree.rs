@@ -421,6 +421,14 @@ fn read_content(path: &Path, size: u64) -> std::io::Result<(u64, Vec<(u64, u64)>
     Ok((hasher.finish(), ranges))
 }
 
+/// The hash that [`Node::content`] has for a file with this content.
+pub fn content_hash(bytes: &[u8]) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hash_piece(&mut hasher, bytes, 0);
+    hasher.write_u64(bytes.len() as u64);
+    hasher.finish()
+}
+
 /// Hashes each 512-byte unit that is not all zero, with its offset.
 fn hash_piece(hasher: &mut DefaultHasher, bytes: &[u8], offset: u64) {
     const UNIT: usize = 512;

@@ -15,6 +15,7 @@ use rustix::process::Signal;
 use steadfs::{Options, Volume};
 use steadfs_suite::f2fs::{TORTURE, check_clean, mkfs};
 use steadfs_suite::generate::Numbers;
+use steadfs_suite::tree::content_hash;
 use steadfs_suite::uml::{self, TOP, assert_same, boot, lines, without_folder_times, write_tree};
 use steadfs_suite::{Scratch, SteadMount, Tree};
 
@@ -176,11 +177,9 @@ fn recovered_by_us(image: &Path, tasks: &[Task]) -> Vec<String> {
         for (name, bytes) in &task.durable {
             let path = format!("{}/{name}", task.dir).into_bytes();
             let node = tree.nodes.get(&path);
-            assert_eq!(
-                node.map(|node| node.size),
-                Some(bytes.len() as u64),
-                "{path:?}"
-            );
+            let found = node.and_then(|node| Some((node.size, node.content?)));
+            let wanted = (bytes.len() as u64, content_hash(bytes));
+            assert_eq!(found, Some(wanted), "{path:?}");
         }
     }
     volume.close().unwrap();

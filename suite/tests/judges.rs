@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt;
 use steadfs_suite::generate::torture;
 use steadfs_suite::matrix::{Circle, KINDS};
 use steadfs_suite::scratch::mounts_below;
-use steadfs_suite::tree::set_xattr;
+use steadfs_suite::tree::{content_hash, set_xattr};
 use steadfs_suite::{Compare, Image, KernelMount, Scratch, Tree, judge, run};
 
 #[test]
@@ -65,6 +65,13 @@ fn differences_between_trees_are_found() {
     let before = Tree::of(mount.root());
     let compare = Compare::COPY;
     before.assert_same(&Tree::of(mount.root()), Compare::ALL, "unchanged");
+    let content = before.nodes[&b"f"[..]].content;
+    assert_eq!(content, Some(content_hash(&[1; 20_000])));
+    assert_ne!(
+        content,
+        Some(content_hash(&[[1; 10_000], [2; 10_000]].concat()))
+    );
+    assert_ne!(content, Some(content_hash(&[1; 20_001])));
 
     let open = fs::File::options().write(true).open(&file).unwrap();
     let seen = |what: &str| {
