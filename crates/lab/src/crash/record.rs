@@ -23,6 +23,8 @@ pub struct Run {
     pub log: Log,
     /// The histories that explain the results.
     pub history: Histories,
+    /// What was called when, with the unmount as one more task.
+    pub recording: Recording,
     /// The first cut to explore: the setup is durable, and the first injected fault has happened, if there is one.
     pub first_cut: usize,
     /// The last marker before each cut, one per position of the log.
@@ -222,6 +224,7 @@ pub fn record_with(
         stopped,
         met: raw.first_failure.is_some() || has_failed(&raw.recording, tolerance),
         work: raw.work,
+        recording: raw.recording,
     }))
 }
 
