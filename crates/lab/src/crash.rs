@@ -37,7 +37,7 @@ pub use explore::{Effort, explore};
 pub use free_space::FreeSpace;
 pub use record::{Injection, Run, record, record_with};
 pub use stats::Stats;
-pub use subject::{Repair, Subject, Tool};
+pub use subject::{Repair, Subject, Tool, ToolReplay};
 pub use sweep::{Options, Report, main_with, sweep};
 pub use trial::{Trial, try_program};
 

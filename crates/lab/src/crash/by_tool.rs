@@ -7,6 +7,7 @@ use steadfs_vfs::FileKind;
 use steadfs_workload::Observed;
 use steadfs_workload::observe::InodeSnapshot;
 
+use super::subject::ToolReplay;
 use super::{Problem, Subject, ext4};
 use crate::device::Image;
 
@@ -37,12 +38,13 @@ pub(super) fn replayed_by_tool(
     scratch: &Path,
     observe: impl FnOnce(&Image) -> Result<Observed, Problem>,
 ) -> io::Result<Replay> {
-    let Some(tool) = subject.tool.filter(|_| subject.tool_replays) else {
+    let replays = subject.tool_replays;
+    let Some(tool) = subject.tool.filter(|_| replays != ToolReplay::Nothing) else {
         return Ok(Replay::Unasked);
     };
     let repair = tool.repair(image, scratch)?;
     let said = &repair.said;
-    if said.contains(NOT_REPLAYED) {
+    if replays == ToolReplay::FastCommits && said.contains(NOT_REPLAYED) {
         return Ok(Replay::Refused);
     }
     let finding = |findings| {

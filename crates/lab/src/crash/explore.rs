@@ -23,6 +23,8 @@ pub struct Effort {
     pub failing: u16,
     /// Share of recovered images that the format's own tool judges, of 1024.
     pub by_tool: u16,
+    /// Share of crash images whose log the tool replays as well, of 1024; four times as many with fast commits.
+    pub replays: u16,
     /// Number of failures after which a run is given up.
     pub failures: usize,
     /// Number of crash positions of a run with faults.
@@ -38,6 +40,7 @@ impl Default for Effort {
             nested: 32,
             failing: 24,
             by_tool: 4,
+            replays: 16,
             failures: 1,
             cuts: 4,
             faults: usize::MAX,
@@ -120,6 +123,7 @@ pub fn judge_one(
     }
     let effort = Effort {
         by_tool: 1024,
+        replays: 1024,
         nested: 0,
         failing: 0,
         ..Effort::default()
@@ -297,8 +301,8 @@ impl Explorer<'_> {
         self.stats.checked += u64::from(self.subject.check.is_some());
         self.stats.by_tool += u64::from(asked);
         verdict?;
-        let replays = by_tool && self.subject.tool_replays;
-        if !replays || !self.random.chance(16 * self.effort.by_tool) {
+        let share = self.subject.tool_replays.share(self.effort.replays);
+        if !by_tool || !self.random.chance(share) {
             return Ok(());
         }
         let observe = |image: &Image| recover(self.subject, image, false).map(|left| left.seen);

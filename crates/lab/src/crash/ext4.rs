@@ -18,7 +18,7 @@ use steadfs_vfs::{FileSystem, InodeFlags, Result};
 use steadfs_workload::{Format, Recovery};
 
 use super::Subject;
-use super::subject::Tool;
+use super::subject::{Tool, ToolReplay};
 use crate::device::Image;
 
 /// How a volume is formatted and mounted.
@@ -390,7 +390,11 @@ impl Recipe {
             parts: &[],
             small: self.name.starts_with("small"),
             work: Some(work),
-            tool_replays: self.name.contains("fast"),
+            tool_replays: match (self.wants_journal(), self.has("fast_commit")) {
+                (false, _) => ToolReplay::Nothing,
+                (true, false) => ToolReplay::Transactions,
+                (true, true) => ToolReplay::FastCommits,
+            },
             fixed_inodes: true,
         };
         match (self.has("casefold"), self.has("encrypt")) {

@@ -11,7 +11,7 @@ use steadfs_vfs::{FileSystem, FsError, InodeFlags, Result};
 use steadfs_workload::{Format, Op, Recovery, Runner, Span, TreePath};
 
 use super::free_space::on_volume;
-use super::subject::Tool;
+use super::subject::{Tool, ToolReplay};
 use super::{Problem, Subject};
 use crate::device::Image;
 
@@ -233,7 +233,7 @@ impl Recipe {
             parts: self.parts,
             small: self.small,
             work: Some(work),
-            tool_replays: false,
+            tool_replays: ToolReplay::Nothing,
             // Each inode takes a block when it is created.
             fixed_inodes: false,
         };

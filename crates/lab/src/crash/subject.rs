@@ -45,12 +45,35 @@ pub struct Subject {
     pub parts: &'static [u64],
     /// Whether the volume is small, for [`Trial::Space`](super::Trial::Space) and no other trial.
     pub small: bool,
-    /// Whether the tool recovers a volume after a crash by rules of its own, which must lead to the same files.
-    pub tool_replays: bool,
+    /// What the tool replays after a crash by rules of its own, which must lead to the same files.
+    pub tool_replays: ToolReplay,
     /// Reads counts of background work, such as GC, which no program can request.
     pub work: Option<Work>,
     /// Whether the number of inodes is fixed, whatever space is free.
     pub fixed_inodes: bool,
+}
+
+/// Logs that a tool replays.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ToolReplay {
+    /// None.
+    Nothing,
+    /// Those of transactions.
+    Transactions,
+    /// Those with fast commits behind the transactions, too.
+    FastCommits,
+}
+
+impl ToolReplay {
+    /// How often the tool replays an image, if `usual` is how often it replays logs of transactions: the rules of fast
+    /// commits are the finer ones.
+    pub(super) const fn share(self, usual: u16) -> u16 {
+        match self {
+            Self::Nothing => 0,
+            Self::Transactions => usual,
+            Self::FastCommits => usual.saturating_mul(4),
+        }
+    }
 }
 
 /// A checker of another project.

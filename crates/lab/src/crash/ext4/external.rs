@@ -11,7 +11,7 @@ use steadfs_ext4::{JournalArea, MountOptions};
 use steadfs_workload::{Format, Recovery};
 
 use super::{check, open, work};
-use crate::crash::Subject;
+use crate::crash::{Subject, ToolReplay};
 use crate::device::Image;
 
 const VOLUME_BYTES: u64 = 4 << 20;
@@ -48,7 +48,7 @@ pub(super) fn subject() -> io::Result<Subject> {
         parts: &[0, VOLUME_BYTES],
         small: false,
         work: Some(work),
-        tool_replays: false,
+        tool_replays: ToolReplay::Nothing,
         fixed_inodes: true,
     })
 }

@@ -15,7 +15,7 @@ use steadfs_workload::model::{Content, PAGE};
 use steadfs_workload::observe::InodeSnapshot;
 use steadfs_workload::{Format, ModelFs, Observed, State, TreePath, observe};
 
-use crate::crash::Subject;
+use crate::crash::{Subject, ToolReplay};
 use crate::device::Image;
 
 /// A flaw of the toy.
@@ -47,7 +47,7 @@ pub fn subject(flaw: Flaw) -> Subject {
         parts: &[],
         small: false,
         work: None,
-        tool_replays: false,
+        tool_replays: ToolReplay::Nothing,
         fixed_inodes: true,
     }
 }
