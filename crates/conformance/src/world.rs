@@ -175,7 +175,17 @@ impl World {
 
     /// The volume that a mount finds after a power cut now. The caller unmounts it.
     pub fn cut_power(&self) -> Self {
-        Self::open(self.kind, self.device.copy(), &Setup::default())
+        Self::open(self.kind, self.left_by_power_cut(), &Setup::default())
+    }
+
+    /// The device that a power cut leaves now: with what FLUSHes and FUA have made durable, and nothing else. Without
+    /// barriers the device is one without a write cache.
+    pub fn left_by_power_cut(&self) -> Arc<MemDevice> {
+        let options = self.fs.options();
+        match options.split(',').any(|option| option == "nobarrier") {
+            true => self.device.copy(),
+            false => self.device.durable(),
+        }
     }
 
     /// Finds a name, and drops the lookup.

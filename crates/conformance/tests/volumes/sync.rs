@@ -108,7 +108,7 @@ fn share_flushes(kind: &'static Kind) {
     written(&world, 100, 1);
     if !kind.is_ext() {
         // Also before a mount rolls forward.
-        judge(kind, &world.device.copy());
+        judge(kind, &world.device.durable());
     }
     world.after_power_cut(false, |there| {
         for n in 0..100 {
