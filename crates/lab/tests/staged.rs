@@ -11,6 +11,7 @@ use steadfs::{Options, StagedVolume};
 use steadfs_block::{Device, MemDevice};
 use steadfs_conformance::{Kind, judge, kind};
 use steadfs_ext4::CacheSizes;
+use steadfs_lab::crash::Tool;
 use steadfs_lab::device::{Image, Log, Model, SimDevice, Survivors};
 use steadfs_rt::{Mutex, Rank, sim};
 use steadfs_vfs::{Attr, FileKind, FileSystem, test_support};
@@ -149,7 +150,7 @@ fn staged(device: Arc<dyn Device>) -> StagedVolume {
 }
 
 /// The volume before, and all requests of an application of the changes.
-fn applied(kind: &'static Kind) -> (Image, Log) {
+fn applied(kind: &'static Kind, model: Model) -> (Image, Log) {
     let volume = kind.make(kind.usual_mib(), &[]);
     let made = Arc::clone(&volume);
     simulated(move || {
@@ -160,7 +161,7 @@ fn applied(kind: &'static Kind) -> (Image, Log) {
     let before = Image::from_bytes(&volume.to_bytes());
     let image = before.clone();
     let log = simulated(move || {
-        let device = SimDevice::new(&image, Model::default());
+        let device = SimDevice::new(&image, model);
         let staged = staged(Arc::new(device.clone()));
         edit(&*staged.volume().fs());
         assert!(
@@ -185,48 +186,74 @@ fn edited(kind: &'static Kind, before: &Image) -> Tree {
     })
 }
 
-fn cut_everywhere(name: &str) {
+/// The tree that a mount finds after e2fsck.
+fn found_after_e2fsck(kind: &'static Kind, image: &Image) -> Tree {
+    let dir = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("staged-{kind:?}"));
+    std::fs::create_dir_all(&dir).unwrap();
+    let repair = Tool::E2fsck.repair(image, &dir).unwrap();
+    assert!(repair.is_done(), "{}: {}", repair.status, repair.said);
+    found(kind, &repair.image, true)
+}
+
+/// A device that takes time, so that requests are in flight at a cut. It tears writes into the units that the format
+/// must survive.
+fn device(kind: &Kind, fua: bool) -> Model {
+    Model {
+        atomic_unit: if kind.is_ext() { 512 } else { 4096 },
+        fua,
+        ..Model::solid_state()
+    }
+}
+
+fn cut_everywhere(name: &str, fua: bool) {
     let kind = kind(name);
-    let (before, log) = applied(kind);
+    let (before, log) = applied(kind, device(kind, fua));
     let old = found(kind, &before, true);
     let new = found(kind, &log.image(log.len(), &Survivors::None), true);
     assert_eq!(without_inodes(&new), without_inodes(&edited(kind, &before)));
-    let (mut none, mut all) = (0, 0);
-    for cut in log.cut_points() {
+    let (mut none, mut all, mut partial) = (0, 0, 0);
+    for (number, cut) in log.cut_points().enumerate() {
         let at = log.at(cut);
-        for survivors in at.choices(2, cut as u64) {
+        let limit = if number % 3 == 0 { 6 } else { 2 };
+        for survivors in at.choices(limit, cut as u64) {
+            let image = at.image(&survivors);
             let what = || {
-                format!(
-                    "{name}: cut {cut} of {}: {}",
-                    log.len(),
-                    at.describe(&survivors)
-                )
+                let text = at.describe(&survivors);
+                format!("{name}, FUA {fua}: cut {cut} of {}: {text}", log.len())
             };
-            let by_tools = (none + all) % 16 == 0;
-            let tree = found(kind, &at.image(&survivors), by_tools);
+            let sampled = (none + all) % 16 == 0;
+            let tree = found(kind, &image, sampled);
             match (tree == old, tree == new) {
                 (true, _) => none += 1,
                 (_, true) => all += 1,
                 _ => panic!("{}", what()),
             }
+            if sampled && kind.is_ext() {
+                let theirs = found_after_e2fsck(kind, &image);
+                assert!(theirs == tree, "{}: after e2fsck", what());
+            }
+            let kept = at.units_of(&survivors);
+            partial += u32::from(kept.contains(&true) && kept.contains(&false));
         }
     }
     assert!(
-        none > 0 && all > 0,
-        "{name}: {none} without and {all} with the changes"
+        none > 0 && all > 0 && partial > 10,
+        "{name}, FUA {fua}: {none} without and {all} with the changes, {partial} with a part of the writes"
     );
 }
 
 #[test]
 fn ext_volumes_have_all_changes_or_none_at_every_cut() {
-    ["ext3", "ext4_1k", "ext4_4k"]
-        .into_iter()
-        .for_each(cut_everywhere);
+    for (name, fua) in [("ext3", true), ("ext4_1k", false), ("ext4_4k", true)] {
+        cut_everywhere(name, fua);
+    }
 }
 
 #[test]
 fn f2fs_has_all_changes_or_none_at_every_cut() {
-    cut_everywhere("f2fs");
+    [true, false]
+        .into_iter()
+        .for_each(|fua| cut_everywhere("f2fs", fua));
 }
 
 #[test]
