@@ -219,6 +219,12 @@ fn regressions_with_device_faults_pass() {
     assert!(with_faults > 500, "{with_faults} runs met an error");
 }
 
+#[test]
+fn ext4_survives_slow_requests_and_loses_only_what_the_device_lost() {
+    let out = cases("slow");
+    common::slow_and_lying_devices(&subjects(&out)[0], &out);
+}
+
 /// The explorer notices a lost FLUSH: acknowledged data is lost.
 #[test]
 fn lost_flushes_are_noticed() {

@@ -103,6 +103,12 @@ fn f2fs_survives_power_cuts() {
     }
 }
 
+#[test]
+fn f2fs_survives_slow_requests_and_loses_only_what_the_device_lost() {
+    let subject = f2fs::subjects().unwrap().swap_remove(0);
+    common::slow_and_lying_devices(&subject, &cases("slow"));
+}
+
 /// Several files are changed and fsynced one by one later, some after a rename: the settled ones are clustered with the
 /// first fsync.
 fn late_fsyncs(seed: u64) -> Program {

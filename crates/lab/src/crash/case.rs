@@ -5,6 +5,7 @@
 use std::fs;
 use std::io;
 use std::path::Path;
+use std::time::Duration;
 
 use steadfs_workload::Program;
 use thiserror::Error;
@@ -108,7 +109,10 @@ impl Case {
                 ["fault", words @ ..] => {
                     let fault = parse_fault(words)
                         .ok_or_else(|| wrong(format!("cannot parse the fault in '{line}'")))?;
-                    case.injection = Injection::Faults(vec![fault]);
+                    match &mut case.injection {
+                        Injection::Faults(all) => all.push(fault),
+                        others => *others = Injection::Faults(vec![fault]),
+                    }
                 }
                 ["space", words @ ..] => {
                     let free_space = parse_free_space(words)
@@ -152,7 +156,7 @@ fn injection_text(injection: &Injection) -> String {
         Injection::None => String::new(),
         Injection::Faults(faults) => faults
             .iter()
-            .map(|(which, fault)| format!("fault {which:?} {fault:?}\n"))
+            .map(|(which, fault)| format!("fault {which:?} {}\n", fault_text(fault)))
             .collect(),
         Injection::Space(free_space) => {
             let count = |count: Option<u64>| count.map_or("any".to_owned(), |n| n.to_string());
@@ -163,6 +167,18 @@ fn injection_text(injection: &Injection) -> String {
             )
         }
     }
+}
+
+fn fault_text(fault: &Fault) -> String {
+    match fault {
+        Fault::Delay(delay) => format!("Delay({}us)", delay.as_micros()),
+        others => format!("{others:?}"),
+    }
+}
+
+fn parse_delay(word: &str) -> Option<Fault> {
+    let micros = word.strip_prefix("Delay(")?.strip_suffix("us)")?;
+    Some(Fault::Delay(Duration::from_micros(micros.parse().ok()?)))
 }
 
 fn parse_fault(words: &[&str]) -> Option<(RequestFilter, Fault)> {
@@ -179,7 +195,8 @@ fn parse_fault(words: &[&str]) -> Option<(RequestFilter, Fault)> {
         "Fail" => Fault::Fail,
         "LoseCache" => Fault::LoseCache,
         "Misreport" => Fault::Misreport,
-        _ => return None,
+        "LostFlush" => Fault::LostFlush,
+        others => parse_delay(others)?,
     };
     Some((which, fault))
 }
@@ -234,6 +251,7 @@ fn parse_survivors(words: &[&str]) -> Option<Survivors> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::Problem;
     use super::*;
 
     #[test]
@@ -242,6 +260,11 @@ mod tests {
             (RequestFilter::Nth(3), Fault::Fail),
             (RequestFilter::From(70), Fault::Misreport),
             (RequestFilter::NthFlushing(0), Fault::LoseCache),
+            (RequestFilter::From(2), Fault::LostFlush),
+            (
+                RequestFilter::Nth(9),
+                Fault::Delay(Duration::from_millis(16)),
+            ),
         ];
         for fault in faults {
             let text = injection_text(&Injection::Faults(vec![fault.clone()]));
@@ -249,6 +272,7 @@ mod tests {
             assert_eq!((words[0], parse_fault(&words[1..])), ("fault", Some(fault)));
         }
         assert_eq!(parse_fault(&["Nth(x)", "Fail"]), None);
+        assert_eq!(parse_fault(&["Nth(1)", "Delay(16ms)"]), None);
         let free_space = FreeSpace {
             blocks: Some(7),
             inodes: None,
@@ -259,6 +283,30 @@ mod tests {
         );
         assert_eq!(parse_free_space(&["7", "any"]), Some(free_space));
         assert_eq!(parse_free_space(&["7"]), None);
+    }
+
+    #[test]
+    fn a_case_with_several_faults_is_kept_and_read() {
+        let name = format!("steadfs-case-{:016x}", steadfs_rt::random_u64());
+        let dir = std::env::temp_dir().join(name);
+        std::fs::create_dir(&dir).unwrap();
+        let delay = |ms| Fault::Delay(Duration::from_millis(ms));
+        let several = vec![
+            (RequestFilter::Nth(7), delay(16)),
+            (RequestFilter::Nth(9), delay(1024)),
+        ];
+        let case = Case {
+            subject: "toy".to_owned(),
+            seed: 5,
+            program: "create /f 644\n".parse().unwrap(),
+            injection: Injection::Faults(several),
+            path: CrashPath::default(),
+        };
+        let failure = Failure::of_run(Problem::Sync(steadfs_vfs::FsError::NoSpace));
+        case.save(&dir, &failure).unwrap();
+        let read = Case::load(&dir).unwrap();
+        std::fs::remove_dir_all(&dir).unwrap();
+        assert_eq!((read.injection, read.seed), (case.injection, case.seed));
     }
 
     #[test]

@@ -125,6 +125,12 @@ impl Injection {
         }
     }
 
+    /// Whether the device acknowledges a FLUSH and does not do it.
+    pub(super) fn loses_flushes(&self) -> bool {
+        let mut faults = self.faults().iter();
+        faults.any(|(_, fault)| *fault == Fault::LostFlush)
+    }
+
     fn faults(&self) -> &[(RequestFilter, Fault)] {
         match self {
             Self::Faults(faults) => faults,

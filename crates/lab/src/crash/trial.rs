@@ -102,8 +102,24 @@ impl Attempts<'_> {
 
     fn explore(&mut self, subject: &Subject, run: &Run) -> Result<(), Box<Failure>> {
         self.stats.add_work(subject, run);
-        let (stats, mut failures) = explore(subject, run, self.effort, self.seed, self.scratch);
+        let is_lossy = run.injection.loses_flushes();
+        let failures = if is_lossy {
+            usize::MAX
+        } else {
+            self.effort.failures
+        };
+        let effort = Effort {
+            failures,
+            ..self.effort
+        };
+        let (stats, mut failures) = explore(subject, run, effort, self.seed, self.scratch);
         self.stats.add(stats);
+        if is_lossy {
+            // Whatever the device does, no task may panic, hang or wait forever.
+            let all = failures.len();
+            failures.retain(|failure| matches!(failure.problem, Problem::Simulation(_)));
+            self.stats.lost_by_device += (all - failures.len()) as u64;
+        }
         match failures.pop() {
             Some(failure) => Err(Box::new(failure)),
             None => Ok(()),
@@ -182,27 +198,9 @@ impl Attempts<'_> {
         self.crashes(subject, program)?;
         let honest = record(subject, program, self.seed)?;
         let all = (RequestFilter::From(honest.requests.start), Fault::LostFlush);
-        let injection = Injection::Faults(vec![all]);
-        self.stats.runs += 1;
-        let Some(run) = record_with(subject, program, self.seed, &injection)? else {
-            self.stats.undecided += 1;
-            return Ok(());
-        };
         self.stats.with_faults += 1;
-        let effort = Effort {
-            failures: usize::MAX,
-            ..self.effort
-        };
-        let (stats, failures) = explore(subject, &run, effort, self.seed, self.scratch);
-        self.stats.add(stats);
-        for failure in failures {
-            // Whatever the device does, no task may panic, hang or wait forever.
-            if matches!(failure.problem, Problem::Simulation(_)) {
-                return Err(Box::new(failure));
-            }
-            self.stats.lost_by_device += 1;
-        }
-        Ok(())
+        self.one(subject, program, &Injection::Faults(vec![all]))
+            .map(drop)
     }
 
     /// One run with faults; returns whether any of them happened.

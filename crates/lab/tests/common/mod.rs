@@ -13,7 +13,9 @@ use std::time::Duration;
 use steadfs_ext4::disk::Superblock;
 use steadfs_ext4::disk::superblock::{STATE_CLEAN, SUPERBLOCK_OFFSET, SUPERBLOCK_SIZE};
 use steadfs_lab::crash::trial::try_injection;
-use steadfs_lab::crash::{Effort, FreeSpace, Injection, Subject, Trial, try_program};
+use steadfs_lab::crash::{
+    Effort, FreeSpace, Injection, Options, Subject, Trial, sweep, try_program,
+};
 use steadfs_lab::device::{Image, Model};
 use steadfs_rt::{sim, sleep};
 use steadfs_workload::{Observed, Program, TreePath, observe};
@@ -82,6 +84,25 @@ pub fn look(subject: &Subject, image: &Image) -> (Observed, Image) {
         (seen, device.content())
     });
     seen.value
+}
+
+/// Some programs on a device with slow requests, and on one that acknowledges FLUSHes and does none of them.
+pub fn slow_and_lying_devices(subject: &Subject, out: &Path) {
+    for trial in [Trial::Latency, Trial::LostFlushes] {
+        let options = Options {
+            trial,
+            budget: 200,
+            ..Options::new(out.to_owned())
+        };
+        let report = sweep(vec![subject.clone()], options).unwrap();
+        if let Some((dir, failure)) = report.failures.first() {
+            panic!("{trial:?}, {}: {}", dir.display(), failure.problem);
+        }
+        let stats = &report.stats;
+        assert!(stats.with_faults > 0, "{trial:?}: {stats:?}");
+        let loses = trial == Trial::LostFlushes;
+        assert_eq!(stats.lost_by_device > 0, loses, "{trial:?}: {stats:?}");
+    }
 }
 
 /// Runs the regressions with device faults on each of these subjects with its seed: an error at each request, and at
