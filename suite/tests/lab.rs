@@ -130,9 +130,6 @@ fn a_signal_unmounts_the_volume_of_an_experiment() {
 #[test]
 fn a_judge_that_is_missing_is_named() {
     let scratch = Scratch::new();
-    let found = steadfs_suite::run("sh", ["-c", "command -v mke2fs"]);
-    let mke2fs = found.expect(0).out;
-    std::os::unix::fs::symlink(mke2fs.trim(), scratch.path().join("mke2fs")).expect("a link");
     let mut command = Command::new(program());
     command
         .args(["lab", "crash", "--budget", "1", "--fs", "f2fs", "--out"])
@@ -146,6 +143,23 @@ fn a_judge_that_is_missing_is_named() {
         outcome.out
     );
     assert!(!outcome.err.contains("panicked"), "{}", outcome.err);
+}
+
+#[test]
+fn a_missing_program_is_a_system_error_and_help_needs_none() {
+    let scratch = Scratch::new();
+    let cases: [(&[&str], i32, &str); 4] = [
+        (&["crash", "--help"], 0, "--budget N"),
+        (&["crash", "--budget", "x"], 2, "--budget needs a number"),
+        (&["crash", "--fs", "ext4"], 2, "mke2fs is needed"),
+        (&["faults", "--kinds", "reads"], 2, "mke2fs is needed"),
+    ];
+    for (args, code, words) in cases {
+        let outcome = lab_with_path(program().to_owned(), &scratch, args);
+        let said = format!("{}{}", outcome.out, outcome.err);
+        assert_eq!(outcome.code(), code, "{args:?}: {said}");
+        assert!(said.contains(words), "{args:?}: {said}");
+    }
 }
 
 /// The explorer compares its recovery with e2fsck's. An e2fsck that repairs nothing must not pass for one that agrees.

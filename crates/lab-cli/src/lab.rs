@@ -171,14 +171,25 @@ fn cannot_write(path: &Path, error: &io::Error) -> Failure {
 
 /// The explorer parses its own options and prints its report itself.
 fn crash(args: &[String]) -> Result<(), Failure> {
-    let scratch = Scratch::new().map_err(Failure::new)?;
-    let mut subjects = crash::ext4::subjects(&scratch.0).map_err(Failure::new)?;
-    subjects.extend(crash::f2fs::subjects().map_err(Failure::new)?);
-    let code = crash::main_with(args, subjects, &mut io::stdout()).map_err(Failure::new)?;
+    let made = crash::main_with(args, subjects, &mut io::stdout());
+    let code = made.map_err(Failure::new)?;
     match u8::try_from(code) {
         Ok(0) => Ok(()),
         code => Err(Failure::with_code(code.unwrap_or(u8::MAX), "")),
     }
+}
+
+/// The volumes of the explorer: of f2fs, of the other formats, or all. mke2fs is needed for the others only.
+fn subjects(f2fs: Option<bool>) -> io::Result<Vec<crash::Subject>> {
+    let mut subjects = Vec::new();
+    if f2fs != Some(true) {
+        let scratch = Scratch::new()?;
+        subjects.extend(crash::ext4::subjects(&scratch.0)?);
+    }
+    if f2fs != Some(false) {
+        subjects.extend(crash::f2fs::subjects()?);
+    }
+    Ok(subjects)
 }
 
 fn trace_fsync(args: &args::TraceFsync) -> Result<(), Failure> {
@@ -198,15 +209,8 @@ fn trace_fsync(args: &args::TraceFsync) -> Result<(), Failure> {
 
 /// Injects each kind of fault in turn.
 fn faults(args: &args::Faults) -> Result<(), Failure> {
-    let scratch = Scratch::new().map_err(Failure::new)?;
-    let wanted = |fs| args.fs.as_ref().is_none_or(|only| only == fs);
-    let mut subjects = Vec::new();
-    if wanted("ext4") {
-        subjects.extend(crash::ext4::subjects(&scratch.0).map_err(Failure::new)?);
-    }
-    if wanted("f2fs") {
-        subjects.extend(crash::f2fs::subjects().map_err(Failure::new)?);
-    }
+    let system = |error: io::Error| Failure::with_code(SYSTEM, error);
+    let mut subjects = subjects(args.fs.as_deref().map(|fs| fs == "f2fs")).map_err(system)?;
     subjects.retain(|subject| subject.name.contains(&args.subject));
     let kinds: Vec<_> = FAULT_KINDS
         .into_iter()
@@ -227,13 +231,13 @@ fn faults(args: &args::Faults) -> Result<(), Failure> {
         ..crash::Options::new(args.out.clone())
     };
     let outcomes = crash::faults::faults(&subjects, &kinds, &options, &mut io::stdout());
-    let outcomes = outcomes.map_err(Failure::new)?;
+    let outcomes = outcomes.map_err(system)?;
     let mut bad = outcomes.iter().any(crash::faults::Outcome::is_bad);
     let named = args.kinds.iter().any(|name| name == "reads");
     if args.kinds.is_empty() || named {
         let fs = args.fs.as_deref();
         let found = read_faults::faults(fs, &args.subject, &mut io::stdout());
-        match found.map_err(Failure::new)? {
+        match found.map_err(system)? {
             Some(found) => bad |= found > 0,
             None if named => return Err(no_volume("reads", &args.subject)),
             None => {}

@@ -22,6 +22,8 @@ use steadfs_block::{FaultDevice, Op};
 use steadfs_rt::sim;
 use steadfs_vfs::{Cx, FileSystem, SetAttr, SetTime};
 
+use crate::crash::Tool;
+
 pub use cases::{CASES, Case};
 pub use volumes::{Volume, volumes};
 
@@ -96,7 +98,7 @@ impl Mounted<'_> {
 /// Returns the number of failures; `None` if there is no such volume.
 ///
 /// # Errors
-/// If `out` cannot be written.
+/// If `out` cannot be written, or a program is missing that makes or judges volumes.
 pub fn faults(fs: Option<&str>, name: &str, out: &mut dyn io::Write) -> io::Result<Option<usize>> {
     let of_kind = |volume: &str| fs.is_none_or(|fs| volume.starts_with("f2fs") == (fs == "f2fs"));
     let chosen = |volume: &str| of_kind(volume) && volume.contains(name);
@@ -112,6 +114,11 @@ pub fn faults(fs: Option<&str>, name: &str, out: &mut dyn io::Write) -> io::Resu
         if !chosen(volume) {
             continue;
         }
+        let tool = match volume.starts_with("f2fs") {
+            true => Tool::FsckF2fs,
+            false => Tool::E2fsck,
+        };
+        tool.exists()?;
         let tally = sim::run(sim::Config::new(1), move || every_case(&volumes::make(n))).value;
         writeln!(out, "  {volume}: {tally}")?;
         for bad in &tally.bad {

@@ -18,7 +18,7 @@ use steadfs_vfs::{FileSystem, InodeFlags, Result};
 use steadfs_workload::{Format, Recovery};
 
 use super::Subject;
-use super::subject::{Tool, ToolReplay};
+use super::subject::{Tool, ToolReplay, cannot_run};
 use crate::device::Image;
 
 /// How a volume is formatted and mounted.
@@ -355,7 +355,8 @@ impl Recipe {
             .args(self.options)
             .arg(&path)
             .arg(self.size)
-            .output()?;
+            .output()
+            .map_err(|error| cannot_run("mke2fs", &error))?;
         if !output.status.success() {
             let said = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(io::Error::other(format!("mke2fs of {}: {said}", self.name)));

@@ -103,6 +103,12 @@ impl Repair {
     }
 }
 
+/// The error of a program that is needed.
+pub(super) fn cannot_run(program: &str, error: &io::Error) -> io::Error {
+    let said = format!("{program} is needed and cannot be run: {error}");
+    io::Error::new(error.kind(), said)
+}
+
 /// The name of our checker in reports.
 pub(super) const CHECKER: &str = "the checker";
 
@@ -199,17 +205,7 @@ impl Subject {
     /// # Errors
     /// The error, with the tool's name.
     pub(super) fn has_tool(&self) -> io::Result<()> {
-        let Some(tool) = self.tool else {
-            return Ok(());
-        };
-        // The output of -V does not matter.
-        match Command::new(tool.name()).arg("-V").output() {
-            Ok(_) => Ok(()),
-            Err(error) => {
-                let said = format!("{} is needed and cannot be run: {error}", tool.name());
-                Err(io::Error::new(error.kind(), said))
-            }
-        }
+        self.tool.map_or(Ok(()), Tool::exists)
     }
 
     /// Judges an unmounted volume with the checker, and with the format's tool if `second` or if the checker finds
@@ -262,6 +258,17 @@ impl Tool {
             Self::E2fsck => "e2fsck",
             Self::FsckF2fs => "fsck.f2fs",
         }
+    }
+
+    /// Checks that it can be run.
+    ///
+    /// # Errors
+    /// The error, with its name.
+    pub(crate) fn exists(self) -> io::Result<()> {
+        // The output of -V does not matter.
+        let ran = Command::new(self.name()).arg("-V").output();
+        ran.map(drop)
+            .map_err(|error| cannot_run(self.name(), &error))
     }
 
     /// Whether its findings are about what this volume's file system should have done. A volume that is marked as having

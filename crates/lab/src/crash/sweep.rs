@@ -369,14 +369,15 @@ fn program_in(file: &Path) -> Result<Program, String> {
     program.map_err(|why: String| format!("{}: {why}", file.display()))
 }
 
-/// The command `steadfs lab crash`: explores `subjects`, prints the report, and returns the exit code: 0 no failure, 1
-/// failures, 2 wrong arguments or a system error.
+/// The command `steadfs lab crash`: explores the subjects that `make` returns, prints the report, and returns the exit
+/// code: 0 no failure, 1 failures, 2 wrong arguments or a system error. `make` gets what is wanted: only f2fs, only other
+/// formats, or all.
 ///
 /// # Errors
 /// If `out` cannot be written.
 pub fn main_with(
     args: &[String],
-    subjects: Vec<Subject>,
+    make: impl FnOnce(Option<bool>) -> io::Result<Vec<Subject>>,
     out: &mut dyn io::Write,
 ) -> io::Result<i32> {
     let mut arguments = match parse(args) {
@@ -390,10 +391,27 @@ pub fn main_with(
             return Ok(2);
         }
     };
-    if let Some(dir) = &arguments.replay {
-        return replay(dir, &subjects, &arguments.options.out, out);
+    let case = match arguments.replay.as_deref().map(case_in).transpose() {
+        Ok(case) => case,
+        Err(mistake) => {
+            writeln!(out, "{mistake}")?;
+            return Ok(2);
+        }
+    };
+    let f2fs = match &case {
+        Some(case) => Some(case.subject.contains("f2fs")),
+        None => arguments.f2fs,
+    };
+    let mut subjects = match make(f2fs) {
+        Ok(subjects) => subjects,
+        Err(error) => {
+            writeln!(out, "cannot make the volumes: {error}")?;
+            return Ok(2);
+        }
+    };
+    if let Some(case) = &case {
+        return replay(case, &subjects, &arguments.options.out, out);
     }
-    let mut subjects = subjects;
     let space = arguments.options.trial == Trial::Space;
     let (name, f2fs) = (&arguments.subject, arguments.f2fs);
     subjects.retain(|subject| {
@@ -420,19 +438,16 @@ pub fn main_with(
     }
 }
 
+fn case_in(dir: &Path) -> Result<Case, String> {
+    Case::load(dir).map_err(|error| format!("{}: {error}", dir.display()))
+}
+
 fn replay(
-    dir: &Path,
+    case: &Case,
     subjects: &[Subject],
     cases: &Path,
     out: &mut dyn io::Write,
 ) -> io::Result<i32> {
-    let case = match Case::load(dir) {
-        Ok(case) => case,
-        Err(error) => {
-            writeln!(out, "{}: {error}", dir.display())?;
-            return Ok(2);
-        }
-    };
     let Some(subject) = subjects.iter().find(|subject| subject.name == case.subject) else {
         writeln!(
             out,

@@ -78,7 +78,7 @@ fn other_files_are_untouched() {
     let mut out = Vec::new();
     let words = ["--replay", &kept.display().to_string(), "--out"].map(str::to_owned);
     let words = [&words[..], &[dir.path().display().to_string()]].concat();
-    let code = main_with(&words, vec![subject(Flaw::NoFlush)], &mut out).unwrap();
+    let code = main_with(&words, |_| Ok(vec![subject(Flaw::NoFlush)]), &mut out).unwrap();
     assert_eq!(code, 1, "{}", String::from_utf8(out).unwrap());
     for (path, name) in theirs {
         assert_eq!(fs::read_to_string(path).unwrap(), name);
@@ -146,7 +146,7 @@ fn the_command_prints_its_result() {
     let run = |flaw, args: &[&str]| {
         let mut out = Vec::new();
         let args: Vec<String> = args.iter().map(|arg| (*arg).to_owned()).collect();
-        let code = main_with(&args, vec![subject(flaw)], &mut out).unwrap();
+        let code = main_with(&args, |_| Ok(vec![subject(flaw)]), &mut out).unwrap();
         (code, String::from_utf8(out).unwrap())
     };
     let usual = ["--budget", "200", "--seeds", "5", "--out", &out_dir];
