@@ -79,7 +79,7 @@ bench-offline: ## commands on images beside those of e2fsprogs and f2fs-tools, R
 
 SEEDS ?= 2000
 TRIAL ?=
-crash: build ## explores crashes of SEEDS random programs on each kind of volume; TRIAL=--faults or --space
+crash: build ## explores crashes of the core programs and SEEDS random ones on each kind of volume; TRIAL=--faults or --space
 	@scripts/install-packages e2fsprogs f2fs-tools
 	target/release/steadfs-lab crash --seeds $(SEEDS) $(TRIAL)
 
