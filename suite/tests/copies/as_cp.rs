@@ -253,6 +253,44 @@ fn targets_on_a_volume_are_written_as_cp_writes_them() {
     }
 }
 
+/// A link that is copied or moved itself must not take the place of the only name of the content that it leads to.
+#[test]
+fn a_link_does_not_replace_the_file_that_it_leads_to() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 16 * MIB);
+    let lines = [
+        "mkdir d && echo precious >a && ln a twin && ln -s a link && ln -s link second && ln -s ../a d/a && ln -s no gone",
+        "for n in a twin link second gone; do $S cp -d $n a.img:/$n; done; $S cp -r d a.img:/",
+        "$S rm a.img:/twin && $S ln a.img:/a a.img:/twin",
+    ];
+    for line in lines {
+        assert_eq!(bash(&scratch, line).0, 0, "{line}");
+    }
+    let (link, file) = (at(&volume, "/link"), at(&volume, "/a"));
+    let (second, root) = (at(&volume, "/second"), at(&volume, "/"));
+    let options = ["-d", "-P", "-a", "-r", "-rT", "--remove-destination -d"];
+    for words in options {
+        let words = words.split(' ');
+        for operands in [[&link, &file], [&second, &file], [&link, &at(&volume, "/twin")]] {
+            let operands = operands.map(String::as_str);
+            let line: Vec<&str> = ["cp"].into_iter().chain(words.clone()).chain(operands).collect();
+            refused(&line, "same file");
+        }
+    }
+    refused(&["cp", "-aT", &at(&volume, "/d"), &root], "same file");
+    refused(&["mv", &link, &file], "same file");
+    refused(&["mv", &at(&volume, "/d/a"), &root], "same file");
+    assert_eq!(content(&volume, "/a"), "precious\n");
+    // A link may take another link's place, and that of a file that it does not lead to.
+    cp(&["-d", &link, &second]);
+    cp(&["-d", &at(&volume, "/gone"), &at(&volume, "/twin")]);
+    let listed = steadfs(["ls", "-l", &root]).expect(0).out;
+    for wanted in ["second -> a\n", "twin -> no\n"] {
+        assert!(listed.contains(wanted), "{wanted}: {listed}");
+    }
+    volume.check_clean();
+}
+
 #[test]
 fn an_image_as_target_is_its_root_directory() {
     let scratch = Scratch::new();

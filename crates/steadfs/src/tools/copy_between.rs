@@ -7,12 +7,12 @@ use super::ahead::Xattrs;
 use super::copy_out::write_content;
 use super::copying::{CopyOptions, Follow, Lengths, Log, Paths, Progress, Report};
 use super::first_copies::FirstCopies;
-use super::maker::{CopyTarget, Dir, Kept, Maker, Node, copying};
+use super::maker::{CopyTarget, Dir, Kept, Maker, Node, SourceFile, copying};
 use super::output::Output;
 use super::walk::{
     Entry, Held, VisitedDirs, check_depth, check_end, child, entries, resolve, resolve_parent, way,
 };
-use super::{At, Result, is_root_path, refused};
+use super::{At, Result, SAME_FILE, is_root_path, refused};
 
 /// Copies the file or tree at `from` on the volume `source`; the copy's path on the volume `target` is
 /// `to`. They may be the same volume. An existing directory is filled. Attributes, durability and errors are as in
@@ -102,7 +102,7 @@ fn refuse_itself(
         Err(error) => return Err(error),
     };
     match (same, inside) {
-        (true, _) => Err(FsError::Invalid("source and target are the same file")),
+        (true, _) => Err(FsError::Invalid(SAME_FILE)),
         (_, true) => Err(FsError::Invalid("a folder cannot be copied into itself")),
         _ => Ok(()),
     }
@@ -231,7 +231,10 @@ impl<'a> Copier<'a, '_, '_> {
     fn file(&mut self, from: &Held<'_>, source: &[u8], spot: CopyTarget<'_>) -> Result<()> {
         let (attr, maker) = (from.attr(), self.maker);
         let spot = CopyTarget {
-            source: self.same_volume.then(|| from.ino()),
+            source: self.same_volume.then(|| SourceFile {
+                ino: from.ino(),
+                link: (attr.kind == FileKind::Symlink).then_some(source),
+            }),
             later: spot.later && attr.nlink == 1,
             ..spot
         };

@@ -14,8 +14,8 @@ use steadfs_vfs::{
 use super::copying::{CopyOptions, Existing, Log};
 use super::output::Output;
 use super::replacing::make_over;
-use super::walk::{Held, child, resolve};
-use super::{At, LISTS, Result, refused};
+use super::walk::{Held, child, leads_to, resolve};
+use super::{At, LISTS, Result, SAME_FILE, refused};
 use crate::owners::{OwnerRules, Ruled};
 
 /// A file to make that is not a directory.
@@ -59,10 +59,18 @@ pub(super) struct CopyTarget<'a> {
     pub path: &'a [u8],
     /// The target that the user named: links are followed only there.
     pub top: bool,
-    /// The inode of a source on the same volume, which the copy must not overwrite.
-    pub source: Option<InodeNo>,
+    /// A source on the same volume, which the copy must not overwrite.
+    pub source: Option<SourceFile<'a>>,
     /// Nothing has the name, and the copy's inode number is not needed.
     pub later: bool,
+}
+
+/// The source of a copy within one volume.
+#[derive(Clone, Copy)]
+pub(super) struct SourceFile<'a> {
+    pub ino: InodeNo,
+    /// The path of a symbolic link that is copied itself: the copy must not overwrite the file that it leads to, either.
+    pub link: Option<&'a [u8]>,
 }
 
 /// What is known of the entries of a directory when it begins to be filled.
@@ -226,8 +234,22 @@ impl<'a> Maker<'a> {
         if found.attr().kind == FileKind::Directory {
             return refused(spot.path, "is a directory: not replaced");
         }
-        spare_source(&found, spot)?;
+        self.spare_source(&found, spot)?;
         Ok(true)
+    }
+
+    /// Refuses to replace or overwrite the source itself, as cp(1).
+    fn spare_source(&self, found: &Held<'_>, spot: &CopyTarget<'_>) -> Result<()> {
+        let Some(source) = spot.source else {
+            return Ok(());
+        };
+        let leads_there = |link| leads_to(self.fs, self.cx, link, found.attr());
+        let same = source.ino == found.ino()
+            || source.link.map_or(Ok(false), leads_there).on_volume(spot.path)?;
+        match same {
+            true => refused(spot.path, SAME_FILE),
+            false => Ok(()),
+        }
     }
 
     /// Removes an existing target, if the options allow it, for a new file.
@@ -363,7 +385,7 @@ impl<'a> Maker<'a> {
                 return refused(spot.path, why);
             }
         }
-        spare_source(&found, spot)?;
+        self.spare_source(&found, spot)?;
         let opened = self.fs.open(self.cx, found.ino(), true);
         opened.on_volume(spot.path)?;
         let empty = SetAttr {
@@ -474,12 +496,5 @@ impl<'a> Maker<'a> {
                 Err(error)
             }
         }
-    }
-}
-
-fn spare_source(found: &Held<'_>, spot: &CopyTarget<'_>) -> Result<()> {
-    match spot.source == Some(found.ino()) {
-        true => refused(spot.path, "source and target are the same file"),
-        false => Ok(()),
     }
 }

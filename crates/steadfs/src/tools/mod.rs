@@ -175,6 +175,9 @@ impl ToolError {
     }
 }
 
+/// Why a file is not replaced by itself.
+const SAME_FILE: &str = "source and target are the same file";
+
 fn refused<T>(path: &[u8], why: &'static str) -> Result<T> {
     let path = path.to_vec();
     Err(ToolError::Refused { path, why })

@@ -6,8 +6,8 @@ use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, FsError, RenameFlags};
 
 use super::super::replacing::make_over;
-use super::super::walk::{Held, is_of_dir, resolve};
-use super::super::{Result, ToolError, join};
+use super::super::walk::{Held, is_of_dir, leads_to, resolve};
+use super::super::{Result, SAME_FILE, ToolError, join};
 use super::relative;
 use super::{Changed, Editor, InChange, Question, base_name};
 
@@ -132,13 +132,14 @@ impl<'a> Editor<'a> {
             return super::super::refused(&to.path, why);
         }
         let (fs, cx) = (self.fs, self.cx);
-        if to
-            .found
-            .as_ref()
-            .is_some_and(|there| there.ino() == file.ino())
-        {
+        if let Some(there) = &to.found {
+            let is_link = file.attr().kind == FileKind::Symlink;
+            let same = there.ino() == file.ino()
+                || is_link && leads_to(fs, cx, source, there.attr()).in_change(source, MV)?;
             // Also for two names of one file, where rename(2) would leave both.
-            return super::super::refused(&to.path, "source and target are the same file");
+            if same {
+                return super::super::refused(&to.path, SAME_FILE);
+            }
         }
         let (old, new) = (
             (from.dir.ino(), &from.name[..]),
@@ -217,7 +218,7 @@ impl<'a> Editor<'a> {
             }
             if let Some(file) = file.as_ref().filter(|file| file.ino() == there.ino()) {
                 if file.attr().nlink < 2 || operand == at {
-                    return super::super::refused(at, "source and target are the same file");
+                    return super::super::refused(at, SAME_FILE);
                 }
                 // Another name of the file is as the link would be.
                 if self.agrees(options.ask, &Question::Overwrite(at)) {
