@@ -128,6 +128,12 @@ impl Extra {
         let mut all = std::collections::BTreeMap::new();
         let mut lost = Vec::new();
         for (name, text) in std::mem::take(&mut self.acls) {
+            if text.is_empty() {
+                // As GNU tar writes of a directory without a default list; it also takes back a record of all members.
+                all.remove(name);
+                lost.retain(|(lost, _): &(String, _)| lost.as_bytes() != name);
+                continue;
+            }
             match acl_of_text(&text) {
                 Ok(value) => drop(all.insert(name.to_vec(), value)),
                 Err(why) => lost.push((String::from_utf8_lossy(name).into_owned(), why)),
@@ -205,6 +211,21 @@ mod tests {
         assert_eq!(xattrs[0].0, b"system.posix_acl_access");
         assert_eq!(xattrs[1], (b"user.a=b%".to_vec(), b"new".to_vec()));
         assert_eq!(lost[0].0, "system.posix_acl_default");
+    }
+
+    #[test]
+    fn an_empty_access_control_list_is_none() {
+        let mut found = extra(&[
+            ("SCHILY.acl.access", "user::rw-,group::r--,other::---"),
+            ("SCHILY.acl.default", "user:some:rw-"),
+            ("SCHILY.acl.access", ""),
+            ("SCHILY.acl.default", ""),
+            ("SCHILY.xattr.user.empty", ""),
+        ])
+        .unwrap();
+        let (xattrs, lost) = found.xattrs();
+        assert_eq!(xattrs, [(b"user.empty".to_vec(), Vec::new())]);
+        assert!(lost.is_empty(), "{lost:?}");
     }
 
     #[test]
