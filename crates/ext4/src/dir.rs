@@ -5,6 +5,9 @@
 //! Case-insensitive directories find and hash names by their folded forms ([`wanted`]), encrypted ones by their stored forms
 //! ([`encrypted`]). Without their key, names can only be removed there ([`nokey`]).
 //!
+//! A linear search for a name that is there begins in the block that the last one in the directory ended in, and goes on at the
+//! first block after the last one: so names that are looked up in the directory's order cost one visit of a block each.
+//!
 //! **Rule.** The caller holds the directory's `lock` (for writing, if it changes names) and passes its `core`. The
 //! result of a search is valid until the lock is released or the directory is changed.
 
@@ -19,6 +22,7 @@ mod wanted;
 
 use std::cell::Cell;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use steadfs_base::{Corruption, DevBlock, FileBlock, IoTag};
 use steadfs_cache::MetaBuf;
@@ -52,6 +56,8 @@ pub(crate) struct Dir<'a> {
     caller: Option<&'a Cx>,
     /// Blocks visited by all walks.
     visits: Cell<u32>,
+    /// [`Inode::search_start`], if searches use it.
+    search_start: Option<&'a AtomicU32>,
 }
 
 /// A name found in a block, or in the inode.
@@ -121,6 +127,7 @@ impl<'a> Dir<'a> {
             tag,
             caller: None,
             visits: Cell::new(0),
+            search_start: None,
         }
     }
 
@@ -128,6 +135,15 @@ impl<'a> Dir<'a> {
     pub(crate) fn for_reader(self, cx: &'a Cx) -> Self {
         let caller = Some(cx);
         Self { caller, ..self }
+    }
+
+    /// Searches begin where the last one ended, which `inode` of the directory remembers.
+    pub(crate) fn after_last_search(self, inode: &'a Inode) -> Self {
+        let search_start = Some(&inode.search_start);
+        Self {
+            search_start,
+            ..self
+        }
     }
 
     /// Whether names are found through an index.
@@ -244,14 +260,31 @@ impl<'a> Dir<'a> {
             return self.find_anywhere(core, name);
         }
         let mut walk = Walk::default();
-        for n in 0..self.block_count(core) {
+        for n in self.linear_order(core) {
             let buf = self.leaf(core, n)?;
             walk.visit(self, buf.block())?;
             if let Some(entry) = self.find_in(buf, name)? {
+                self.end_search(n);
                 return Ok(Some(entry));
             }
         }
         Ok(None)
+    }
+
+    /// All blocks, in the order of a linear search.
+    fn linear_order(&self, core: &disk::Inode) -> impl Iterator<Item = u32> + use<> {
+        let count = self.block_count(core);
+        let last = self.search_start;
+        let start = last.map_or(0, |start| start.load(Ordering::Relaxed));
+        let start = if start < count { start } else { 0 };
+        (start..count).chain(0..start)
+    }
+
+    /// Remembers the block in which a linear search has found its name.
+    fn end_search(&self, n: u32) {
+        if let Some(start) = self.search_start {
+            start.store(n, Ordering::Relaxed);
+        }
     }
 
     /// The inode of a name, in any directory, `.` and `..` included.

@@ -9,7 +9,7 @@
 mod shown;
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 use steadfs_base::{BlockSize, Corruption, FixedMap, InodeNo, Tid};
 use steadfs_cache::{
@@ -78,6 +78,8 @@ pub struct Inode {
     pub(crate) charged: ChargedCell,
     /// Used since the last sweep.
     recent: AtomicBool,
+    /// Of a directory without an index: the block that the last search ended in.
+    pub(crate) search_start: AtomicU32,
 }
 
 impl NameLock for Inode {
@@ -127,6 +129,7 @@ impl Inode {
             marks: InodeMarks::default(),
             charged: ChargedCell::default(),
             recent: AtomicBool::new(true),
+            search_start: AtomicU32::new(0),
         })
     }
 

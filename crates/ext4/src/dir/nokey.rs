@@ -34,8 +34,9 @@ pub(super) fn find(dir: &Dir<'_>, core: &disk::Inode, name: &[u8]) -> Result<Opt
     };
     let mut walk = Walk::default();
     if !dir.is_indexed(core) {
-        for n in 0..dir.block_count(core) {
+        for n in dir.linear_order(core) {
             if let Some(entry) = find_in_leaf(dir, core, n, &mut walk, name)? {
+                dir.end_search(n);
                 return Ok(Some(entry));
             }
         }

@@ -440,3 +440,46 @@ fn an_index_that_repeats_a_leaf_is_an_error() {
         assert!(error.to_string().contains("is in it twice"), "{error}");
     }
 }
+
+/// Names are looked up, renamed and removed in the order of a directory without an index, which is that of readdir.
+#[test]
+fn linear_searches_begin_where_the_last_one_ended() {
+    const NAMES: usize = 2000;
+    let world = World::make(&["-t", "ext2", "-b", "1024", "-N", "64", "-O", "^dir_index"], "16M");
+    let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
+    let target = world.file(ROOT, b"target").unwrap().ino;
+    for n in 0..NAMES {
+        let name = format!("some-name-{n}");
+        world.fs.link(&world.cx, target, dir, name.as_bytes()).unwrap();
+        world.forget(target);
+    }
+    let world = world.reopen();
+    let names: Vec<Vec<u8>> = world.list(dir, 500).into_iter().skip(2).map(|(name, _)| name).collect();
+    assert_eq!(names.len(), NAMES);
+    let inode = world.fs.by_number(dir, world.cx.tag).unwrap();
+    let blocks = inode.core.read().size / 1024;
+    assert!(blocks > 40);
+    // Blocks that a search for the name visits now.
+    let visits = |name: &[u8]| {
+        let core = inode.core.read();
+        let names = super::Dir::new(&world.fs, inode.ino(), &core, world.cx.tag).after_last_search(&inode);
+        names.find(&core, name).unwrap();
+        u64::from(names.visits.get())
+    };
+    for round in 0..2 {
+        let visited: u64 = names.iter().map(|name| visits(name)).sum();
+        assert!(visited <= NAMES as u64 + blocks, "round {round}: {visited}");
+    }
+    assert_eq!(visits(b"no such name"), blocks);
+    // The calls begin there, and leave the place for the next one.
+    assert_eq!(visits(&names[0]), 2, "from the last block to the first");
+    world.lookup(dir, &names[NAMES / 2]).unwrap();
+    assert_eq!(visits(&names[NAMES / 2 + 1]), 1);
+    let (fs, cx, last) = (&world.fs, &world.cx, &names[NAMES - 2]);
+    fs.rename(cx, (dir, last), (dir, b"some-name-new"), RenameFlags::default()).unwrap();
+    assert_eq!(visits(&names[NAMES - 1]), 1);
+    fs.unlink(cx, dir, &names[0]).unwrap();
+    assert_eq!(visits(&names[1]), 1);
+    drop(inode);
+    world.close();
+}

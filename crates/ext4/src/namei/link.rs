@@ -146,7 +146,7 @@ impl Ext4 {
         let entry = {
             let core = dir.core.read();
             check_may_remove(&core)?;
-            let blocks = Dir::new(self, dir.ino(), &core, cx.tag);
+            let blocks = Dir::new(self, dir.ino(), &core, cx.tag).after_last_search(dir);
             let entry = blocks.find(&core, name)?.ok_or(FsError::NotFound)?;
             blocks.check_target(entry.ino())?;
             entry

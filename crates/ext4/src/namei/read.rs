@@ -19,7 +19,9 @@ impl Ext4 {
         let _names = dir.lock.read();
         let ino = {
             let core = dir.core.read();
-            let names = Dir::new(self, dir.ino(), &core, cx.tag).for_reader(cx);
+            let names = Dir::new(self, dir.ino(), &core, cx.tag)
+                .for_reader(cx)
+                .after_last_search(&dir);
             names.lookup(&core, name)?
         };
         let inode = self.named(&dir, ino.ok_or(FsError::NotFound)?, cx.tag)?;

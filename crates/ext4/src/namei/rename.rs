@@ -210,7 +210,7 @@ impl Ext4 {
 
     fn entry(&self, cx: &Cx, side: Side<'_>) -> Result<Option<Entry>> {
         let core = side.dir.core.read();
-        let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag);
+        let blocks = Dir::new(self, side.dir.ino(), &core, cx.tag).after_last_search(side.dir);
         let entry = blocks.find(&core, side.name)?;
         if let Some(entry) = &entry {
             blocks.check_target(entry.ino())?;
