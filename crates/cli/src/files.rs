@@ -53,6 +53,7 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
         dots: args.all,
         directory: args.directory,
         no_follow: args.long,
+        names: !args.long && !args.json,
     };
     let (mut first, mut failed) = (true, false);
     let mut list = List::default();
@@ -125,8 +126,11 @@ fn add_all(
         };
         let at = Place::new(&place.image, &path);
         let shown = match &file.attr {
-            Ok(attr) => File::new(at, attr, file.target.as_deref()),
-            Err(error) => File::unreadable(at, (file.kind, Some(file.ino)), error.to_string()),
+            Some(Ok(attr)) => File::new(at, attr, file.target.as_deref()),
+            Some(Err(error)) => {
+                File::unreadable(at, (file.kind, Some(file.ino)), error.to_string())
+            }
+            None => continue,
         };
         list.add(out, &shown)?;
     }
@@ -147,7 +151,7 @@ fn show(
         writeln!(out, "{blank}{image}:{path}:")?;
     }
     if args.long && listing.is_dir {
-        let attrs = files.iter().filter_map(|file| file.attr.as_ref().ok());
+        let attrs = files.iter().filter_map(Listed::known);
         let sectors: u64 = attrs.map(|attr| attr.blocks).sum();
         writeln!(out, "total {}", sectors / 2)?;
     }
@@ -215,17 +219,15 @@ impl Widths {
 
 /// An attribute, or ls(1)'s placeholder for one that cannot be read.
 fn shown<T: ToString>(file: &Listed, word: impl FnOnce(&Attr) -> T) -> String {
-    match &file.attr {
-        Ok(attr) => word(attr).to_string(),
-        Err(_) => "?".to_owned(),
-    }
+    file.known()
+        .map_or_else(|| "?".to_owned(), |attr| word(attr).to_string())
 }
 
 fn mode(file: &Listed) -> String {
-    match (&file.attr, file.kind) {
-        (Ok(attr), _) => mode_string(attr.kind, attr.perm),
-        (Err(_), Some(kind)) => format!("{}?????????", &mode_string(kind, 0)[..1]),
-        (Err(_), None) => "??????????".to_owned(),
+    match (file.known(), file.kind) {
+        (Some(attr), _) => mode_string(attr.kind, attr.perm),
+        (None, Some(kind)) => format!("{}?????????", &mode_string(kind, 0)[..1]),
+        (None, None) => "??????????".to_owned(),
     }
 }
 
@@ -309,7 +311,11 @@ pub fn stat(args: &args::Stat) -> Result<(), Failure> {
                 let path = place.path.clone();
                 Failure::plain(on_image(&place.image, &ToolError::Volume { path, source }))
             };
-            let attr = file.attr.as_ref().map_err(|error| fail(error.clone()))?;
+            let attr = match &file.attr {
+                Some(Ok(attr)) => attr,
+                Some(Err(error)) => return Err(fail(error.clone())),
+                None => continue,
+            };
             let names = fs.listxattr(&cx, attr.ino).map_err(fail)?;
             let flags = fs.flags(&cx, attr.ino).map_err(fail)?;
             print(|out| match args.json {

@@ -9,6 +9,7 @@ mod memfs;
 use std::fs::{self, File};
 use std::os::unix::fs::{FileExt, MetadataExt, PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 
 use memfs::MemFs;
 use steadfs::tools::{
@@ -495,8 +496,35 @@ fn listings_are_sorted_and_complete() {
     let files = list(&fs, &owner_cx(), b"/", plain).unwrap().files;
     assert_eq!(files[0].target.as_deref(), Some(&b"/dir"[..]));
     assert_eq!(files[4].kind, Some(FileKind::CharDevice));
-    let rdev = files[4].attr.as_ref().unwrap().rdev;
+    let rdev = files[4].known().unwrap().rdev;
     assert_eq!(steadfs::tools::device_numbers(rdev), (300, 70_000));
+    check_counts(&fs);
+}
+
+/// What a directory's entries have is not read again from the files.
+#[test]
+fn names_are_listed_without_lookups() {
+    let dir = tempfile::tempdir().unwrap();
+    make_tree(&dir.path().join("t"));
+    let fs = MemFs::new();
+    assert!(put(&fs, &dir.path().join("t"), "/").unwrap().is_complete());
+    let (cx, lookups) = (owner_cx(), || fs.lookups.load(Ordering::SeqCst));
+    let listed = |names| {
+        let before = lookups();
+        let options = ListOptions {
+            names,
+            ..ListOptions::default()
+        };
+        let listings = Listings::new(&fs, &cx, b"/", options);
+        let files = listings.flat_map(|listing| listing.unwrap().files);
+        let shown = files.map(|file| (file.name, file.kind, file.ino));
+        (shown.collect::<Vec<_>>(), lookups() - before)
+    };
+    let ((with, many), (without, few)) = (listed(false), listed(true));
+    assert_eq!(with, without);
+    assert!(many as usize >= with.len());
+    // The directories `dir` and `dir/deeper` are found to be read.
+    assert_eq!(few, 2);
     check_counts(&fs);
 }
 
@@ -534,7 +562,7 @@ fn deep_trees_use_up_neither_stack_nor_descriptors() {
         let last = listings.map(Result::unwrap).last().unwrap();
         assert_eq!(last.path.len(), 2 * DEPTH);
         assert_eq!(last.files.len(), 2);
-        assert_eq!(last.files[0].attr.as_ref().unwrap().nlink, 2);
+        assert_eq!(last.files[0].known().unwrap().nlink, 2);
         assert_eq!(read_dir(fs, &cx, fs.root()).unwrap().len(), 1);
         assert!(child(fs, &cx, fs.root(), b"d").is_ok());
     }

@@ -6,7 +6,7 @@ use steadfs_base::{InodeNo, Timestamp};
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem, FsError};
 
 use super::copying::Follow;
-use super::walk::{Held, VisitedDirs, check_depth, child, entries, resolve};
+use super::walk::{Entry, Held, VisitedDirs, check_depth, child, entries, resolve};
 use super::{At, Result, ToolError, join, push};
 
 /// What [`list`] shows.
@@ -20,6 +20,8 @@ pub struct ListOptions {
     pub directory: bool,
     /// A link that is named is shown itself; otherwise what is in the directory that it leads to, if it does.
     pub no_follow: bool,
+    /// Only names, types and inode numbers are wanted: a file whose directory entry has its type is not looked up.
+    pub names: bool,
 }
 
 /// A file of a listing.
@@ -27,8 +29,8 @@ pub struct ListOptions {
 pub struct Listed {
     /// Its name in the directory, or the path as given.
     pub name: Vec<u8>,
-    /// Its attributes, if they can be read.
-    pub attr: Result<Attr, FsError>,
+    /// Its attributes, if they can be read; `None` where [`ListOptions::names`] left them out.
+    pub attr: Option<Result<Attr, FsError>>,
     /// Its type: without attributes that of the directory's entry, if it has one.
     pub kind: Option<FileKind>,
     /// Its inode number; without attributes the entry's.
@@ -99,26 +101,31 @@ impl<'a> Lister<'a> {
         let (mut entries, error) = entries(fs, cx, found.ino());
         listing.note(path, error);
         entries.retain(|entry| options.all || !entry.name.starts_with(b"."));
-        entries.sort_by(|a, b| a.name.cmp(&b.name));
         if options.dots {
             self.add(&mut listing, path, b".", found);
             self.add_above(&mut listing, path, above);
         }
+        let dots = listing.files.len();
+        let mut unreadable = Vec::new();
+        // In the order of the directory, in which lookups need no search.
         for entry in entries {
+            if options.names && entry.kind.is_some() {
+                listing.files.push(Listed::unread(entry, None));
+                continue;
+            }
             let at = join(path, &entry.name);
             match child(fs, cx, found.ino(), &entry.name) {
                 Ok(file) => self.add(&mut listing, &at, &entry.name, &file),
                 Err(error) => {
-                    listing.note(&at, Some(error.clone()));
-                    listing.files.push(Listed {
-                        name: entry.name,
-                        attr: Err(error),
-                        kind: entry.kind,
-                        ino: entry.ino,
-                        target: None,
-                    });
+                    unreadable.push((at, error.clone()));
+                    listing.files.push(Listed::unread(entry, Some(error)));
                 }
             }
+        }
+        listing.files[dots..].sort_by(|a, b| a.name.cmp(&b.name));
+        unreadable.sort_by(|a, b| a.0.cmp(&b.0));
+        for (at, error) in unreadable {
+            listing.note(&at, Some(error));
         }
         listing
     }
@@ -151,9 +158,27 @@ impl<'a> Lister<'a> {
             name: name.to_vec(),
             kind: Some(attr.kind),
             ino: attr.ino,
-            attr: Ok(attr),
+            attr: Some(Ok(attr)),
             target,
         });
+    }
+}
+
+impl Listed {
+    /// A directory's entry, whose file could not be read for this reason, or was not.
+    fn unread(entry: Entry, error: Option<FsError>) -> Self {
+        Self {
+            name: entry.name,
+            attr: error.map(Err),
+            kind: entry.kind,
+            ino: entry.ino,
+            target: None,
+        }
+    }
+
+    /// Its attributes, if they were read.
+    pub fn known(&self) -> Option<&Attr> {
+        self.attr.as_ref()?.as_ref().ok()
     }
 }
 
@@ -208,7 +233,7 @@ impl<'a> Listings<'a> {
         let listing = self.lister.listing(&self.path, &found, above);
         let is_below = |file: &&Listed| {
             is_dir
-                && file.attr.is_ok()
+                && !matches!(file.attr, Some(Err(_)))
                 && file.kind == Some(FileKind::Directory)
                 && file.name != b"."
                 && file.name != b".."

@@ -28,6 +28,8 @@ pub struct MemFs {
     pub blocked_write_byte: AtomicU32,
     /// Writes so far.
     pub writes: AtomicU32,
+    /// Lookups so far.
+    pub lookups: AtomicU32,
     /// A hand-over fails.
     pub refuses_hand_over: AtomicBool,
     /// See [`MemFs::with_unopenable_size`].
@@ -61,6 +63,7 @@ impl MemFs {
             blocked_fsyncs: AtomicU32::new(0),
             blocked_write_byte: AtomicU32::new(0),
             writes: AtomicU32::new(0),
+            lookups: AtomicU32::new(0),
             refuses_hand_over: AtomicBool::new(false),
             unopenable_size: None,
         }

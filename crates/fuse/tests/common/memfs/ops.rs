@@ -18,6 +18,7 @@ impl FileSystem for MemFs {
     }
 
     fn lookup(&self, _: &Cx, dir: InodeNo, name: &[u8]) -> Result<Attr> {
+        self.lookups.fetch_add(1, Ordering::SeqCst);
         let mut state = self.state.lock();
         let ino = state.find(dir, name)?;
         state.counted(ino)
