@@ -398,17 +398,16 @@ fn listings_equal_those_of_ls() {
     let long = inside("stat -c '%A %h %u %g %s' .hidden b/c/file link b 2>/dev/null || true");
     mount.unmount();
     for (options, wanted) in by_ls {
-        let options = options.replace('1', "");
         let place = at(&volume, "/source");
-        let mut words = vec!["ls", &place];
-        if options != "-" {
-            words.insert(1, &options);
-        }
-        let ours = steadfs(words).expect(0).out.replace(&place, ".");
+        let ours = steadfs(["ls", options, &place]).expect(0).out.replace(&place, ".");
         assert_eq!(ours, wanted, "ls {options}");
     }
     let ours = steadfs(["ls", "-l", &at(&volume, "/source")]).expect(0).out;
     assert!(ours.starts_with("total "), "{ours}");
+    for same in ["-n", "-ln", "-l1"] {
+        let listed = steadfs(["ls", same, &at(&volume, "/source")]).expect(0).out;
+        assert_eq!(listed, ours, "{same}");
+    }
     for line in long.lines().filter(|line| !line.starts_with("-")) {
         let words: Vec<&str> = line.split(' ').collect();
         let found = ours.lines().any(|ours| {
@@ -417,6 +416,14 @@ fn listings_equal_those_of_ls() {
         });
         assert!(found, "{line} is not in\n{ours}");
     }
+    let big = scratch.join("big");
+    fs::write(&big, vec![1; 1_500_000]).unwrap();
+    cp(&[big.to_str().unwrap(), &at(&volume, "/")]);
+    for (options, size) in [("-lh", "1.5M"), ("-l", "1500000")] {
+        let listed = steadfs(["ls", options, &at(&volume, "/big")]).expect(0).out;
+        assert_eq!(listed.split_whitespace().nth(4), Some(size), "{listed}");
+    }
+    assert!(steadfs(["ls", "--help"]).expect(0).out.contains("human-readable"));
     let output = steadfs(["ls", &at(&volume, "/none")]);
     assert_eq!(output.code(), 2);
     assert!(output.err.contains("/none: no such file"), "{}", output.err);

@@ -4,8 +4,8 @@ use std::ffi::OsString;
 use std::io::{self, Write};
 
 use steadfs::tools::{
-    self, ListOptions, Listed, Listing, Listings, ToolError, device_numbers, join, mode_string,
-    owner_cx, printable, utc,
+    self, ListOptions, Listed, Listing, Listings, ToolError, Unit, device_numbers, join,
+    mode_string, owner_cx, printable, utc,
 };
 use steadfs_vfs::{Attr, FileKind, FileSystem, FsxAttr, Segment};
 
@@ -52,8 +52,8 @@ pub fn ls(args: &args::Ls) -> Result<(), Failure> {
         all: args.all || args.almost_all,
         dots: args.all,
         directory: args.directory,
-        no_follow: args.long,
-        names: !args.long && !args.json,
+        no_follow: is_long(args),
+        names: !is_long(args) && !args.json,
     };
     let (mut first, mut failed) = (true, false);
     let mut list = List::default();
@@ -137,6 +137,10 @@ fn add_all(
     Ok(())
 }
 
+fn is_long(args: &args::Ls) -> bool {
+    args.long || args.numeric
+}
+
 fn show(
     args: &args::Ls,
     place: &OnVolume,
@@ -150,20 +154,25 @@ fn show(
         let (image, path) = (place.image.display(), printable(&listing.path));
         writeln!(out, "{blank}{image}:{path}:")?;
     }
-    if args.long && listing.is_dir {
+    let long = is_long(args);
+    let unit = |shown| match args.human {
+        true => Unit::Human(1024),
+        false => Unit::Bytes(shown),
+    };
+    if long && listing.is_dir {
         let attrs = files.iter().filter_map(Listed::known);
         let sectors: u64 = attrs.map(|attr| attr.blocks).sum();
-        writeln!(out, "total {}", sectors / 2)?;
+        writeln!(out, "total {}", unit(1024).show(sectors.saturating_mul(512)))?;
     }
-    let widths = Widths::of(files);
+    let widths = Widths::of(files, unit(1));
     for file in files {
         if args.inode {
             write!(out, "{:>w$} ", file.ino, w = widths.ino)?;
         }
-        if args.long {
+        if long {
             widths.long(out, file)?;
         }
-        writeln!(out, "{}{}", printable(&file.name), arrow(file, args.long))?;
+        writeln!(out, "{}{}", printable(&file.name), arrow(file, long))?;
     }
     Ok(())
 }
@@ -182,10 +191,11 @@ struct Widths {
     uid: usize,
     gid: usize,
     size: usize,
+    unit: Unit,
 }
 
 impl Widths {
-    fn of(files: &[Listed]) -> Self {
+    fn of(files: &[Listed], unit: Unit) -> Self {
         let widest = |word: &dyn Fn(&Listed) -> String| {
             files.iter().map(|f| word(f).len()).max().unwrap_or(0)
         };
@@ -194,7 +204,8 @@ impl Widths {
             nlink: widest(&|f| shown(f, |attr| attr.nlink)),
             uid: widest(&|f| shown(f, |attr| attr.uid)),
             gid: widest(&|f| shown(f, |attr| attr.gid)),
-            size: widest(&|f| shown(f, size_or_device)),
+            size: widest(&|f| shown(f, |attr| size_or_device(attr, unit))),
+            unit,
         }
     }
 
@@ -206,7 +217,7 @@ impl Widths {
             shown(file, |attr| attr.nlink),
             shown(file, |attr| attr.uid),
             shown(file, |attr| attr.gid),
-            shown(file, size_or_device),
+            shown(file, |attr| size_or_device(attr, self.unit)),
             shown(file, |attr| utc(attr.mtime, false)),
             nlink = self.nlink,
             uid = self.uid,
@@ -231,13 +242,13 @@ fn mode(file: &Listed) -> String {
     }
 }
 
-fn size_or_device(attr: &Attr) -> String {
+fn size_or_device(attr: &Attr, unit: Unit) -> String {
     match attr.kind {
         FileKind::CharDevice | FileKind::BlockDevice => {
             let (major, minor) = device_numbers(attr.rdev);
             format!("{major}, {minor}")
         }
-        _ => attr.size.to_string(),
+        _ => unit.show(attr.size),
     }
 }
 
@@ -349,7 +360,7 @@ fn show_all(
     writeln!(
         out,
         "  Size: {}  Blocks: {}  IO block: {}  {}",
-        size_or_device(attr),
+        size_or_device(attr, Unit::Bytes(1)),
         attr.blocks,
         attr.block_size,
         kind_name(attr.kind)

@@ -84,6 +84,7 @@ pub struct Quota {
 ///
 /// Like ls(1), one name per line; owners are numbers, times are UTC.
 #[derive(Debug, clap::Args)]
+#[command(disable_help_flag = true)]
 pub struct Ls {
     /// IMAGE or IMAGE:/PATH.
     #[arg(required = true, value_name = "IMAGE[:/PATH]")]
@@ -91,6 +92,18 @@ pub struct Ls {
     /// Type, permissions, links, owner, group, size and time of each file.
     #[arg(short)]
     pub long: bool,
+    /// As -l: owners are always numbers.
+    #[arg(short, long = "numeric-uid-gid")]
+    pub numeric: bool,
+    /// One name per line, as always.
+    #[arg(short = '1')]
+    pub one: bool,
+    /// Sizes of -l with K, M, G; powers of 1024.
+    #[arg(short, long = "human-readable")]
+    pub human: bool,
+    /// Print help.
+    #[arg(long, action = clap::ArgAction::Help)]
+    help: Option<bool>,
     /// Also names that begin with a dot.
     #[arg(short, long)]
     pub all: bool,
@@ -107,7 +120,7 @@ pub struct Ls {
     #[arg(short, long)]
     pub inode: bool,
     /// Print a JSON document with all attributes (docs/json.md).
-    #[arg(long, conflicts_with_all = ["long", "inode"])]
+    #[arg(long, conflicts_with_all = ["long", "numeric", "one", "human", "inode"])]
     pub json: bool,
     #[command(flatten)]
     pub open: Open,
