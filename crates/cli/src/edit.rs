@@ -169,9 +169,17 @@ pub fn rm_options(args: &args::Rm) -> RmOptions {
     }
 }
 
+/// What its operands name: with -f a pattern without a match is a name that does not exist, as in a shell.
+fn rm_names(args: &args::Rm) -> Names {
+    match args.force {
+        true => Names::Any,
+        false => Names::Existing,
+    }
+}
+
 pub fn rm(args: &args::Rm) -> Result<(), Failure> {
     let options = rm_options(args);
-    let groups = groups(&args.places, &args.open, Names::Existing)?;
+    let groups = groups(&args.places, &args.open, rm_names(args))?;
     let count = groups.iter().map(|group| group.paths.len()).sum();
     if args.asks() == Asks::Once && !is_agreed_once(count, args.recursive) {
         return Ok(());

@@ -20,6 +20,7 @@ touch -d 2001-02-03 '@/with blanks/a"b' @/etc/app/t1 @/etc/app/t2
 touch -d 1970-01-02 @/axb/'lit*' @/axb/lit1 @/axb/lit2
 rm @/axb/'lit*'
 rmdir '@/a*b'
+rm -f @/axb/no* @/no?/*.bak
 mv @/axb/lit? \
    @/etc
 cp -a @/etc '@/copy of etc'

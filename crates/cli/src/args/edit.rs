@@ -113,7 +113,7 @@ pub struct Rm {
     /// Remove directories with all that is in them.
     #[arg(short, long, visible_short_alias = 'R')]
     pub recursive: bool,
-    /// What does not exist is no error, and nothing is asked.
+    /// What does not exist, or a pattern that nothing matches, is no error, and nothing is asked.
     #[arg(short, long, overrides_with_all = ["each", "once", "interactive"])]
     pub force: bool,
     /// Ask before each removal.

@@ -133,7 +133,11 @@ impl<'s> Step<'s> {
             }
             Change::Rm(args) => {
                 let options = edit::rm_options(args);
-                let mut paths = existing(&args.places)?.into_iter();
+                let names = match args.force {
+                    true => Names::Any,
+                    false => Names::Existing,
+                };
+                let mut paths = self.paths(fs, &args.places, names)?.into_iter();
                 paths.try_for_each(|path| editor.rm(&path, options))
             }
             Change::Mv(args) => {
