@@ -69,6 +69,8 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
             true => Existing::Replace,
             false => Existing::Refuse,
         },
+        // A link in place of the directory would lead to the host's files.
+        follow: Follow::Named,
         ..CopyOptions::default()
     };
     let to = match args.directory.is_dir() {

@@ -291,6 +291,24 @@ fn a_link_does_not_replace_the_file_that_it_leads_to() {
     volume.check_clean();
 }
 
+/// The directory is filled with what the link leads to; a link in its place would lead to files of the host.
+#[test]
+fn a_link_that_is_extracted_is_followed() {
+    let scratch = Scratch::new();
+    image(&scratch, "a.img", "ext4", 16 * MIB);
+    for line in [
+        "mkdir -p usr/bin && echo tool >usr/bin/tool && ln -s tool usr/bin/alias && ln -s usr/bin bin && ln -s /usr/bin abs",
+        "$S cp -r usr bin abs a.img:",
+        "$S extract a.img:/bin out && test -d out && ! test -L out && grep -q tool out/tool && test -L out/alias",
+        "$S extract a.img:/abs out2 && ! test -L out2 && grep -q tool out2/alias",
+        "mkdir out3 && $S extract a.img:/bin out3 && grep -q tool out3/tool",
+        "$S extract --include tool a.img:/bin out4 && grep -q tool out4/tool && ! test -e out4/alias",
+        "$S extract a.img: out5 && test \"$(readlink out5/bin)\" = usr/bin",
+    ] {
+        assert_eq!(bash(&scratch, line).0, 0, "{line}");
+    }
+}
+
 #[test]
 fn an_image_as_target_is_its_root_directory() {
     let scratch = Scratch::new();

@@ -218,7 +218,7 @@ pub struct ToHost {
 
 /// Copy a whole volume, or a part of it, to a directory.
 ///
-/// A file that cannot be copied is reported, and the copy continues; the exit code is 1 then.
+/// A symbolic link that is named is followed. A file that cannot be copied is reported, and the copy continues; the exit code is 1 then.
 #[derive(Debug, clap::Args)]
 pub struct Extract {
     /// IMAGE or IMAGE:/PATH.
