@@ -202,6 +202,8 @@ struct Job<'a> {
     made: BTreeSet<Vec<u8>>,
     /// Files created in it, if it ignores case.
     made_folded: BTreeSet<InodeNo>,
+    /// Operands so far.
+    sources: BTreeSet<Place>,
     total: Report,
     to_directory: bool,
 }
@@ -229,6 +231,7 @@ impl<'a> Job<'a> {
             stop,
             made: BTreeSet::new(),
             made_folded: BTreeSet::new(),
+            sources: BTreeSet::new(),
             total: Report::default(),
             to_directory: args.target_directory.is_some(),
         }
@@ -256,6 +259,21 @@ impl Job<'_> {
             true => Ok(into),
             false => Err(Failure::plain(format!("{shown}: is no directory"))),
         }
+    }
+
+    /// Whether an operand was named before. As by cp(1) it is copied once, with a warning.
+    fn repeats(&mut self, source: &Place) -> bool {
+        let repeated = *source != Place::Stream && !self.sources.insert(source.clone());
+        if repeated {
+            let shown = match source {
+                Place::Volume(place) => format!("{}:{}", shown(&place.image), printable(&place.path)),
+                Place::Host(path) => shown(path),
+                Place::Stream => "-".to_owned(),
+            };
+            let why = "is specified more than once, and copied once";
+            self.line.say(&format!("warning: source {shown} {why}"));
+        }
+        repeated
     }
 
     /// Records a name in the target directory.
@@ -298,6 +316,9 @@ impl Job<'_> {
         (into, is_only): (bool, bool),
         firsts: &mut FirstCopiesOut,
     ) -> Result<Report, Failure> {
+        if self.repeats(&Place::Volume(place.clone())) {
+            return Ok(Report::default());
+        }
         let target = match last_name(&place.path) {
             Some(name) if into => to.join(OsStr::from_bytes(name)),
             None if into => to.join("."),

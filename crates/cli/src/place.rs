@@ -12,14 +12,14 @@ use crate::partition;
 use crate::volume::{Access, with_volume};
 
 /// A file on a volume.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct OnVolume {
     pub image: PathBuf,
     pub path: Vec<u8>,
 }
 
 /// A file on a volume or on the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Place {
     Volume(OnVolume),
     Host(PathBuf),

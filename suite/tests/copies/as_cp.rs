@@ -310,6 +310,25 @@ fn a_link_that_is_extracted_is_followed() {
 }
 
 #[test]
+fn a_source_that_is_named_twice_is_copied_once() {
+    let scratch = Scratch::new();
+    image(&scratch, "a.img", "ext4", 16 * MIB);
+    let warned = "grep -q 'warning: source .*a.* is specified more than once' err && test $(wc -l <err) = 1";
+    for line in [
+        "mkdir d e out && echo a >a && echo b >b && echo other >d/a",
+        &format!("$S cp -r a e b a a.img: 2>err && {warned}"),
+        &format!("$S cp a.img:/a a.img:/a a.img:/b a.img:/e 2>err && {warned}"),
+        &format!("$S cp a.img:/a a.img:/b a.img:/a out 2>err && {warned}"),
+        "test \"$($S ls a.img:/e | xargs)\" = 'a b' && test -f out/a && test -f out/b",
+        // Another file of the same name is an error.
+        "$S cp -f a d/a a.img: 2>err; test $? = 1 && grep -q 'not overwritten by another' err",
+        "test $($S cat a.img:/a) = a",
+    ] {
+        assert_eq!(bash(&scratch, line).0, 0, "{line}");
+    }
+}
+
+#[test]
 fn an_image_as_target_is_its_root_directory() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);

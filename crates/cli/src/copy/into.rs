@@ -168,6 +168,9 @@ impl Job<'_> {
         target: Target<'_>,
         copy: impl FnOnce(&mut Self) -> Result<Report, Failure>,
     ) -> Result<Report, Failure> {
+        if self.repeats(source) {
+            return Ok(Report::default());
+        }
         if !target.folded {
             return copy(self);
         }
