@@ -2,8 +2,9 @@
 //!
 //! **Rule.** Blanks divide words. Single quotes keep all that is in them, double quotes all but a backslash before `"`, `\`,
 //! `$` or a backquote, and a backslash keeps the next character. A `#` at the beginning of a word begins a comment. A
-//! backslash at the end of a line joins the next one. Nothing is expanded, so `$` and `~` are ordinary characters. The
-//! special characters of patterns that are quoted are ordinary ones, too.
+//! backslash at the end of a line joins the next one. Nothing is expanded, so `~` is an ordinary character. The special characters
+//! of patterns that are quoted are ordinary ones, too. Operators of a shell that are not quoted, and `$` and backquotes that a
+//! shell would replace, are errors: as names they would hardly be meant.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -92,6 +93,21 @@ fn is_comment(line: &[u8]) -> bool {
     line.trim_ascii_start().starts_with(b"#")
 }
 
+/// Refuses what a shell would act on.
+fn operator(byte: u8) -> Result<(), &'static str> {
+    Err(match byte {
+        b';' | b'&' | b'|' => {
+            "';', '&' and '|' do not join commands: write one on each line, or quote them if they are part of a name"
+        }
+        b'<' | b'>' => "'<' and '>' do not redirect: quote them if they are part of a name",
+        b'(' | b')' => "'(' and ')' do not group commands: quote them if they are part of a name",
+        b'$' | b'`' => {
+            "'$' and '`' are not replaced by values: put them in single quotes, or a backslash in front, if they are part of a name"
+        }
+        _ => return Ok(()),
+    })
+}
+
 fn words(text: &[u8], number: usize) -> Result<Line, &'static str> {
     let mut line = Line {
         number,
@@ -128,6 +144,7 @@ fn words(text: &[u8], number: usize) -> Result<Line, &'static str> {
                         Some(b'\\') if matches!(rest.peek(), Some(b'"' | b'\\' | b'$' | b'`')) => {
                             word.add(rest.next().unwrap_or(b'\\'), true);
                         }
+                        Some(byte @ (b'$' | b'`')) => operator(byte)?,
                         Some(byte) => word.add(byte, true),
                         None => return Err("a double quote is not closed"),
                     }
@@ -137,7 +154,10 @@ fn words(text: &[u8], number: usize) -> Result<Line, &'static str> {
                 Some(byte) => word.get_or_insert_default().add(byte, true),
                 None => return Err("ends with a backslash"),
             },
-            byte => word.get_or_insert_default().add(byte, false),
+            byte => {
+                operator(byte)?;
+                word.get_or_insert_default().add(byte, false);
+            }
         }
     }
     if let Some(word) = word {
@@ -171,7 +191,8 @@ mod tests {
             ("x '' \"\"", &[&["x", "", ""]]),
             ("x \\\n y\nz", &[&["x", "y"], &["z"]]),
             ("# c \\\nz", &[&["z"]]),
-            ("x $HOME ~", &[&["x", "$HOME", "~"]]),
+            (r"x '$HOME' \$X ~", &[&["x", "$HOME", "$X", "~"]]),
+            (r#"x 'a;b' "c&d|e" f\>g "<()" '`'"#, &[&["x", "a;b", "c&d|e", "f>g", "<()", "`"]]),
             ("rm /a*'*'", &[&["rm", r"/a*\*"]]),
         ] {
             assert_eq!(divided(text), wanted, "{text}");
@@ -197,6 +218,15 @@ mod tests {
             ("\"b", 1, "double quote"),
             ("a\n\nb\\", 3, "backslash"),
             ("a\0", 1, "null byte"),
+            ("mkdir /a; rmdir /b", 1, "one on each line"),
+            ("a\ntouch /a && touch /b", 2, "one on each line"),
+            ("a|b", 1, "one on each line"),
+            ("a >/b", 1, "redirect"),
+            ("a</b", 1, "redirect"),
+            ("a (b)", 1, "group"),
+            ("a $X", 1, "replaced"),
+            ("a \"$X\"", 1, "replaced"),
+            ("a `b`", 1, "replaced"),
         ] {
             let (line, said) = lines(text.as_bytes()).unwrap_err();
             assert_eq!(line, number, "{text:?}");
