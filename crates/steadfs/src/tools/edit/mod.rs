@@ -103,6 +103,35 @@ impl<'a> Editor<'a> {
         resolve_parent(self.fs, self.cx, path).in_change(path, what)
     }
 
+    fn spot(&self, path: &[u8], what: &'static str) -> Result<Spot<'a>> {
+        let (dir, name) = self.parent(path, what)?;
+        let found = self.there(&dir, &name).in_change(path, what)?;
+        Ok(Spot {
+            dir,
+            name,
+            path: path.to_vec(),
+            found,
+        })
+    }
+
+    /// Where the links at `path` lead, which form no circle.
+    fn end_of_links(&self, path: &[u8], what: &'static str) -> Result<Spot<'a>> {
+        let mut at = path.to_vec();
+        loop {
+            let spot = self.spot(&at, what)?;
+            let is_link = |found: &&Held<'_>| found.attr().kind == FileKind::Symlink;
+            let Some(link) = spot.found.as_ref().filter(is_link) else {
+                return Ok(spot);
+            };
+            let target = self.fs.readlink(self.cx, link.ino());
+            let target = target.in_change(path, what)?;
+            at = match (target.first(), at.iter().rposition(|&byte| byte == b'/')) {
+                (Some(b'/'), _) | (_, None) => target,
+                (_, Some(slash)) => [&at[..=slash], &target].concat(),
+            };
+        }
+    }
+
     /// The file `name` of a directory, if there is one.
     fn there(&self, dir: &Held<'_>, name: &[u8]) -> Result<Option<Held<'a>>, FsError> {
         match super::walk::child(self.fs, self.cx, dir.ino(), name) {
@@ -126,6 +155,15 @@ pub(super) fn base_name(path: &[u8]) -> &[u8] {
         .rsplit(|b| *b == b'/')
         .next()
         .unwrap_or_default()
+}
+
+/// A name in a directory.
+struct Spot<'a> {
+    dir: Held<'a>,
+    name: Vec<u8>,
+    path: Vec<u8>,
+    /// What is there.
+    found: Option<Held<'a>>,
 }
 
 trait InChange<T> {

@@ -9,7 +9,7 @@ use super::super::replacing::make_over;
 use super::super::walk::{Held, is_of_dir, leads_to, resolve};
 use super::super::{Result, SAME_FILE, ToolError, join};
 use super::relative;
-use super::{Changed, Editor, InChange, Question, base_name};
+use super::{Changed, Editor, InChange, Question, Spot, base_name};
 
 const MV: &str = "cannot move";
 const LN: &str = "cannot create link";
@@ -49,15 +49,6 @@ pub struct LinkOptions {
     pub relative: bool,
 }
 
-/// A directory and a name in it.
-struct Spot<'a> {
-    dir: Held<'a>,
-    name: Vec<u8>,
-    path: Vec<u8>,
-    /// What is there.
-    found: Option<Held<'a>>,
-}
-
 impl<'a> Editor<'a> {
     /// Moves files inside the volume, as mv(1).
     ///
@@ -92,17 +83,6 @@ impl<'a> Editor<'a> {
         }
     }
 
-    fn spot(&self, path: &[u8], what: &'static str) -> Result<Spot<'a>> {
-        let (dir, name) = self.parent(path, what)?;
-        let found = self.there(&dir, &name).in_change(path, what)?;
-        Ok(Spot {
-            dir,
-            name,
-            path: path.to_vec(),
-            found,
-        })
-    }
-
     fn move_one(
         &mut self,
         source: &[u8],
@@ -134,8 +114,7 @@ impl<'a> Editor<'a> {
         let (fs, cx) = (self.fs, self.cx);
         if let Some(there) = &to.found {
             let is_link = file.attr().kind == FileKind::Symlink;
-            let same = there.ino() == file.ino()
-                || is_link && leads_to(fs, cx, source, there.attr()).in_change(source, MV)?;
+            let same = there.ino() == file.ino() || is_link && self.is_end(source, &to, there)?;
             // Also for two names of one file, where rename(2) would leave both.
             if same {
                 return super::super::refused(&to.path, SAME_FILE);
@@ -168,6 +147,18 @@ impl<'a> Editor<'a> {
             to: &to.path,
         });
         Ok(())
+    }
+
+    /// Whether a link leads to a target, which is the only name of its file or the very name that the link leads to.
+    fn is_end(&self, link: &[u8], to: &Spot<'_>, there: &Held<'_>) -> Result<bool> {
+        if !leads_to(self.fs, self.cx, link, there.attr()).in_change(link, MV)? {
+            return Ok(false);
+        }
+        if there.attr().nlink < 2 || there.attr().kind == FileKind::Directory {
+            return Ok(true);
+        }
+        let end = self.end_of_links(link, MV)?;
+        Ok((end.dir.ino(), &end.name) == (to.dir.ino(), &to.name))
     }
 
     /// Makes links, as ln(1). Operands of hard links are paths; a link itself is linked, not where it leads.

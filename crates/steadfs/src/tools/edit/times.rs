@@ -139,7 +139,7 @@ impl<'a> Editor<'a> {
         set.map(drop).in_change(path, TRUNCATE)
     }
 
-    /// The file at `path`, which is made if it does not exist; `None` with `no_create`.
+    /// The file at `path`, which is made if it does not exist, also behind links; `None` with `no_create`.
     fn open_or_make(
         &self,
         path: &[u8],
@@ -153,16 +153,13 @@ impl<'a> Editor<'a> {
             Err(FsError::NotFound) => {}
             found => return found.map(Some).in_change(path, what),
         }
-        let (dir, name) = self.parent(path, what)?;
-        if self.there(&dir, &name).in_change(path, what)?.is_some() {
-            return refused(path, "is a symbolic link that leads nowhere");
-        }
-        if is_of_dir(path) {
+        let end = self.end_of_links(path, what)?;
+        if is_of_dir(&end.path) {
             return Err(FsError::NotFound).in_change(path, what);
         }
         let mode = FileKind::Regular.mode_bits() | NEW_FILE;
         let made = fs
-            .mknod(cx, dir.ino(), &name, mode, 0)
+            .mknod(cx, end.dir.ino(), &end.name, mode, 0)
             .in_change(path, what)?;
         Ok(Some(Held::counted(fs, made)))
     }
