@@ -7,6 +7,7 @@ use steadfs::tools::edit::{Changed, Question};
 use steadfs::tools::{Accounts, Progress, ToolError, mode_string, owner_cx, printable};
 use steadfs_vfs::{FileKind, FileSystem};
 
+use crate::failure::Failure;
 use crate::output::print;
 use crate::report::{complain, on_image};
 use crate::stderr;
@@ -72,6 +73,8 @@ pub struct ChangeReporter<'r> {
     words: Words<'r>,
     stop: &'r Stop,
     accounts: Accounts,
+    /// Why standard output could not be written.
+    unwritten: Option<Failure>,
 }
 
 impl<'r> ChangeReporter<'r> {
@@ -85,7 +88,13 @@ impl<'r> ChangeReporter<'r> {
             words,
             stop,
             accounts,
+            unwritten: None,
         }
+    }
+
+    /// Why changes could not be printed. A closed pipe is no reason: they were made all the same.
+    pub fn take_unwritten(&mut self) -> Option<Failure> {
+        self.unwritten.take()
     }
 
     fn name(&self, path: &[u8]) -> String {
@@ -242,8 +251,9 @@ impl Progress for ChangeReporter<'_> {
             return;
         }
         if let Some(line) = self.line(change) {
-            // A closed pipe is no error of the change.
-            let _ = print(|out| writeln!(out, "{line}"));
+            let printed = print(|out| writeln!(out, "{line}"));
+            let failed = printed.err().filter(|failure| !failure.is_signal());
+            self.unwritten = self.unwritten.take().or(failed);
         }
     }
     fn confirm(&mut self, question: &Question<'_>) -> bool {

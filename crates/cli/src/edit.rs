@@ -84,23 +84,32 @@ fn edit(
     work: impl FnOnce(&mut Editor<'_>) -> Result<(), ToolError>,
 ) -> Result<bool, Failure> {
     let cx = editor_cx();
+    let mut unwritten = None;
     let done = with_volume(image, open, Access::Write, |fs: &dyn FileSystem| {
         let mut reporter = ChangeReporter::new(fs, At::Image(image), words, stop);
         let mut editor = Editor::new(fs, &cx, &mut reporter);
         let done = work(&mut editor);
         let failures = editor.failures();
+        unwritten = reporter.take_unwritten();
         match done {
             Ok(()) => Ok(failures == 0),
             Err(error @ ToolError::Stopped) => Err(stop.failure(error)),
             Err(error) => Err(Failure::plain(on_image(image, &error))),
         }
     });
-    match done {
+    let complete = match done {
         Err(failure) if !failure.is_signal() => {
+            complain(&failure.message);
+            false
+        }
+        done => done?,
+    };
+    match unwritten {
+        Some(failure) => {
             complain(&failure.message);
             Ok(false)
         }
-        done => done,
+        None => Ok(complete),
     }
 }
 

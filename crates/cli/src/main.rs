@@ -77,6 +77,7 @@ mod worker;
 
 use std::error::Error;
 use std::ffi::OsString;
+use std::io;
 use std::process::ExitCode;
 
 use clap::Parser;
@@ -163,17 +164,30 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
                 printable_text(&wrong_value(arg, error))
             ));
         }
-        // If standard error fails, there is no place for a message.
-        _ => drop(error.print()),
-    }
-    if !error.use_stderr() {
-        return ExitCode::SUCCESS;
+        _ => {
+            let printed = error.print();
+            if !error.use_stderr() {
+                return end_of_help(printed);
+            }
+            // If standard error fails, there is no place for a message.
+        }
     }
     ExitCode::from(match command {
         Some("mount" | "service" | "umount" | "remount" | "sync" | "tune") => code::USAGE,
         Some("check") => check::USAGE,
         _ => code::WORDS,
     })
+}
+
+/// The end of a call for help or the version. A closed pipe has seen enough of it.
+fn end_of_help(printed: io::Result<()>) -> ExitCode {
+    match printed {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            eprintln!("steadfs: standard output: {error}");
+            ExitCode::from(code::FAILED)
+        }
+        _ => ExitCode::SUCCESS,
+    }
 }
 
 /// Whether an argument that begins with a minus, of which clap reports the first letter, is a negative number.

@@ -51,6 +51,30 @@ fn host(scratch: &Scratch) -> String {
 }
 
 #[test]
+fn output_that_cannot_be_written_is_an_error() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 8 * MIB);
+    let path = volume.path().display();
+    let why = "standard output: No space left on device";
+    for (command, place) in [
+        (format!("mkdir -v {path}:/made"), ""),
+        (format!("chmod -v 700 {path}:/made"), ""),
+        (format!("edit {path} <<<'mkdir -v /never'"), "standard input:1: "),
+        ("--help".to_owned(), ""),
+        ("ls --help".to_owned(), ""),
+        ("--version".to_owned(), ""),
+    ] {
+        let (done, err) = perform(&format!("$S {command} >/dev/full"), "", false);
+        assert!(!done && err.contains(&format!("{place}{why}")), "{command}: {err}");
+        let (done, err) = perform(&format!("$S {command} >/dev/null"), "", false);
+        // The directory was made, that of the script was not.
+        assert_eq!(done, !command.starts_with("mkdir"), "{command}: {err}");
+    }
+    let listed = steadfs(["ls", path.to_string().as_str()]).expect(0).out;
+    assert!(listed.contains("made\n"), "{listed}");
+}
+
+#[test]
 fn scripts_do_what_coreutils_do() {
     let scratch = Scratch::new();
     let host = host(&scratch);

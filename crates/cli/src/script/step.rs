@@ -109,7 +109,10 @@ impl<'s> Step<'s> {
             Err(error @ ToolError::Stopped) => Err(stop.failure(error)),
             Err(error) => Err(self.fail(error)),
             Ok(()) if failures > 0 => Err(Failure::plain(UNCHANGED)),
-            Ok(()) => Ok(()),
+            Ok(()) => match reporter.take_unwritten() {
+                Some(failure) => Err(self.fail(failure.message)),
+                None => Ok(()),
+            },
         }
     }
 
