@@ -137,7 +137,10 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         (_, Some(command)) if error.kind() == ErrorKind::InvalidSubcommand => {
             let word = error.get(ContextKind::InvalidSubcommand);
             let word = word.map_or_else(|| command.to_owned(), ToString::to_string);
-            say(format_args!("steadfs: {}", unknown::message(&word)));
+            say(format_args!(
+                "steadfs: {}",
+                unknown::message(&word, command)
+            ));
         }
         (Some(arg), Some(command)) if is_negative(arg) => {
             say(format_args!(
@@ -150,6 +153,14 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
         {
             say(format_args!(
                 "steadfs: {arg}: mkfs.f2fs has no such option (steadfs format -t f2fs --help lists its options)"
+            ));
+        }
+        (Some(arg), Some(command))
+            if error.kind() == ErrorKind::UnknownArgument && !arg.to_string().starts_with('-') =>
+        {
+            say(format_args!(
+                "steadfs: {}: one operand too many for steadfs {command} (see steadfs {command} --help)",
+                printable_text(&arg.to_string())
             ));
         }
         (Some(arg), Some(command)) if error.kind() == ErrorKind::UnknownArgument => {
@@ -183,7 +194,7 @@ fn not_understood(error: &clap::Error, words: &[OsString]) -> ExitCode {
 fn end_of_help(printed: io::Result<()>) -> ExitCode {
     match printed {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
-            eprintln!("steadfs: standard output: {error}");
+            say(format_args!("steadfs: standard output: {error}"));
             ExitCode::from(code::FAILED)
         }
         _ => ExitCode::SUCCESS,

@@ -54,6 +54,17 @@ impl Place<'_> {
                 .map_err(|error| Failure::plain(format!("{}: {error}", image.display()))),
         }
     }
+
+    /// The volume has no quota of a kind.
+    fn none(&self, kind: &str) -> Failure {
+        let shown = match self {
+            // Below the mount point's control directory.
+            Self::Mounted(dir) => dir.ancestors().nth(2).unwrap_or(dir).display(),
+            Self::Opened(_, image) => image.display(),
+        };
+        let why = format!("the volume does not count what its {kind}s use (feature quota)");
+        Failure::plain(format!("{shown}: {why}"))
+    }
 }
 
 const ENOENT: i32 = 2;
@@ -130,15 +141,9 @@ fn work(place: &Place<'_>, asked: [bool; 3], changes: &[String]) -> Result<(), F
         }
     };
     if place.read(kind)?.is_none() {
-        return Err(none(kind));
+        return Err(place.none(kind));
     }
     changes.iter().try_for_each(|line| place.write(kind, line))
-}
-
-fn none(kinds: &str) -> Failure {
-    Failure::plain(format!(
-        "the volume does not count what its {kinds}s use (feature quota)"
-    ))
 }
 
 fn show(place: &Place<'_>, asked: [bool; 3]) -> Result<(), Failure> {
@@ -151,11 +156,11 @@ fn show(place: &Place<'_>, asked: [bool; 3]) -> Result<(), Failure> {
         match place.read(kind)? {
             Some(text) => reports.push(report(kind, &text)),
             None if all => {}
-            None => return Err(none(kind)),
+            None => return Err(place.none(kind)),
         }
     }
     if reports.is_empty() {
-        return Err(none("user"));
+        return Err(place.none("user"));
     }
     print(|out| out.write_all(reports.join("\n").as_bytes()))
 }

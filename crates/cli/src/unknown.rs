@@ -11,9 +11,16 @@ const TYPOS: usize = 1;
 const TYPOS_IN_LONG: usize = 2;
 const LONG: usize = 6;
 
-/// The message for the unknown command `word`.
-pub fn message(word: &str) -> String {
+/// The message for the unknown command `word`, or for one of `command`, where it stands behind that.
+pub fn message(word: &str, command: &str) -> String {
+    let of = Args::command();
+    let of = of.find_subcommand(command).filter(|_| word != command);
     let word = printable_text(word);
+    if let Some(of) = of {
+        let names: Vec<_> = of.get_subcommands().map(clap::Command::get_name).collect();
+        let names = names.join(", ");
+        return format!("{word}: no such command of steadfs {command}, which has {names}");
+    }
     let hint = match elsewhere(&word) {
         Some(hint) => hint.to_owned(),
         None => near(&word).map_or_else(
@@ -88,7 +95,7 @@ mod tests {
         for (word, wanted) in pairs {
             assert_eq!(near(word).as_deref(), wanted, "{word}");
         }
-        assert!(message("fsck").contains("e2fsck"));
-        assert!(message("rmm").contains("steadfs rm?"));
+        assert!(message("fsck", "fsck").contains("e2fsck"));
+        assert!(message("rmm", "rmm").contains("steadfs rm?"));
     }
 }

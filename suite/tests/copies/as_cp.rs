@@ -329,6 +329,33 @@ fn a_source_that_is_named_twice_is_copied_once() {
 }
 
 #[test]
+fn messages_name_what_is_wrong_and_what_is_full() {
+    let scratch = Scratch::new();
+    image(&scratch, "a.img", "ext4", 16 * MIB);
+    let full = "mkdir -p full && mount -t tmpfs -o size=8m none full && head -c 16M /dev/urandom >big";
+    for (line, wanted) in [
+        ("$S quota a.img", "a.img: the volume does not count"),
+        ("$S quota --grace 1week 1 a.img", "needs a whole number"),
+        ("$S resize a.img 10M 10M", "10M: one operand too many"),
+        ("$S key list", "no such command of steadfs key, which has add"),
+        (
+            "$FULL && tar cf - big | TMPDIR=full $S format -q -d - u.img 64M",
+            "full: cannot keep the stream: No space left",
+        ),
+        (
+            "$FULL && $S format -q -t ext2 full/b.img 64M && $S cp big full/b.img:/",
+            "the file system that holds the file is full: No space left",
+        ),
+    ] {
+        let line = line.replace("$FULL", full);
+        // Mounts end with the namespace.
+        let line = format!("! unshare -m bash -c '{line}' 2>err && cat err");
+        let (code, said) = bash(&scratch, &line);
+        assert!(code == 0 && said.contains(wanted), "{line}: {said}");
+    }
+}
+
+#[test]
 fn an_image_as_target_is_its_root_directory() {
     let scratch = Scratch::new();
     let volume = image(&scratch, "a.img", "ext4", 16 * MIB);

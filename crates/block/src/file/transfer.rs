@@ -80,6 +80,10 @@ impl From<Errno> for TransferError {
 impl TransferError {
     pub(super) fn cause(&self) -> String {
         match self {
+            Self::Errno(errno @ Errno::NOSPC) => {
+                let error = std::io::Error::from(*errno);
+                format!("the file system that holds the file is full: {error}")
+            }
             Self::Errno(errno) => std::io::Error::from(*errno).to_string(),
             Self::Ended => "the image file has been truncated".to_owned(),
         }

@@ -74,7 +74,7 @@ pub struct Quota {
     #[arg(long, num_args = 5, value_names = ["ID", "SOFT", "HARD", "INODES_SOFT", "INODES_HARD"])]
     pub limits: Vec<String>,
     /// Set for how many seconds soft limits may be exceeded: of space, of inodes.
-    #[arg(long, num_args = 2, value_names = ["SPACE", "INODES"])]
+    #[arg(long, num_args = 2, value_names = ["SPACE", "INODES"], value_parser = super::number::<u32>)]
     pub grace: Vec<u32>,
     #[command(flatten)]
     pub open: Open,

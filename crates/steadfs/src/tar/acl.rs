@@ -38,6 +38,7 @@ pub(crate) fn acl_to_text(value: &[u8]) -> Option<String> {
 /// as star(1) writes it: the names of this host may mean others.
 pub(crate) fn acl_of_text(text: &[u8]) -> Result<Vec<u8>, &'static str> {
     const NO_LIST: &str = "is no access control list";
+    const NAMES: &str = "it has names of users or groups, not numbers, which tar --numeric-owner writes";
     const NO_ID: u32 = u32::MAX;
     let text = std::str::from_utf8(text).map_err(|_| NO_LIST)?;
     let mut value = VERSION.to_vec();
@@ -58,7 +59,7 @@ pub(crate) fn acl_of_text(text: &[u8]) -> Result<Vec<u8>, &'static str> {
         let id = match (named, name.parse(), rest.first().map(|id| id.parse())) {
             (false, ..) => NO_ID,
             (true, Ok(id), _) | (true, Err(_), Some(Ok(id))) => id,
-            _ => return Err("it has names of users or groups, not numbers"),
+            _ => return Err(NAMES),
         };
         let mut bits = 0u16;
         for letter in perm.split('#').next().unwrap_or_default().trim().chars() {

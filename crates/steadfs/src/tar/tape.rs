@@ -192,7 +192,7 @@ impl<'s> Tape<'s> {
         if n == 0 {
             return Err(self.short());
         }
-        spool.write_all(&bytes[..n])?;
+        spool.write_all(&bytes[..n]).map_err(|error| not_kept(&error))?;
         self.input.consume(n);
         self.at += n as u64;
         self.spooled += n as u64;
@@ -213,25 +213,36 @@ impl<'s> Tape<'s> {
             io::copy(&mut self.input.by_ref().take(REST_MAX), &mut io::sink())?;
         }
         match self.spool {
-            Some(spool) => Ok(spool.into_inner().map_err(io::IntoInnerError::into_error)?),
+            Some(spool) => {
+                let file = spool.into_inner();
+                file.map_err(|error| not_kept(&error.into_error()))
+            },
             None => Ok(self.input.into_inner().file),
         }
     }
 }
 
-/// A file without a name in TMPDIR, or in /var/tmp.
-fn unnamed() -> Result<File> {
+/// Where the data of a stream are kept.
+fn spool_dir() -> PathBuf {
     let dir = std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty());
-    let dir = dir.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from);
-    let fail = |error: io::Error| {
-        let dir = dir.display();
-        TarError::Other(format!(
-            "{dir}: cannot keep the stream: {error} (TMPDIR names another directory)"
-        ))
-    };
+    dir.map_or_else(|| PathBuf::from("/var/tmp"), PathBuf::from)
+}
+
+/// The data of a stream could not be kept there.
+fn not_kept(error: &io::Error) -> TarError {
+    let dir = spool_dir();
+    let dir = dir.display();
+    TarError::Other(format!(
+        "{dir}: cannot keep the stream: {error} (TMPDIR names another directory)"
+    ))
+}
+
+/// A file without a name in that directory.
+fn unnamed() -> Result<File> {
+    let dir = spool_dir();
     let flags = OFlags::TMPFILE | OFlags::RDWR | OFlags::CLOEXEC;
     let file = rustix::fs::open(Path::new(&dir), flags, Mode::RUSR | Mode::WUSR);
-    Ok(File::from(file.map_err(|error| fail(error.into()))?))
+    Ok(File::from(file.map_err(|error| not_kept(&error.into()))?))
 }
 
 /// Reads all of `buffer` at `at`.
