@@ -9,7 +9,7 @@ pub struct Owners {
     /// Owner of all files, by numbers; with :GROUP alone their group.
     #[arg(long, value_name = "USER[:GROUP]")]
     pub owner: Option<String>,
-    /// Users and groups FROM become TO, as in 1000:0.
+    /// Users and groups FROM become TO, as in 1000:0, except those that --owner sets.
     #[arg(long, value_name = "FROM:TO,...")]
     pub map_owner: Vec<String>,
     /// Android's list of owners, modes and capabilities: PATH UID GID MODE [capabilities=NUMBER]. Files that are not in it

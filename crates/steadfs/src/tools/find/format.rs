@@ -273,7 +273,7 @@ impl Finder<'_> {
         match self.target_kind(file) {
             Ok(kind) => letter(kind),
             Err(FsError::NotFound | FsError::NotDir) => b'N',
-            Err(FsError::Invalid(_)) => b'L',
+            Err(FsError::Loop) => b'L',
             Err(_) => b'?',
         }
     }
