@@ -217,11 +217,11 @@ impl<'t, 's> Members<'t, 's> {
             },
             atime: extra.atime,
             device,
-            // A hard link has no data, whatever its size is.
-            data: if header[156] == kind::HARD_LINK {
-                0
-            } else {
-                size
+            // These have no data, whatever their size is: some writers give the length of a link's target or a directory's size.
+            data: match header[156] {
+                kind::HARD_LINK | kind::SYMLINK | kind::DIRECTORY | kind::FIFO => 0,
+                kind::CHAR_DEVICE | kind::BLOCK_DEVICE => 0,
+                _ => size,
             },
             size,
             held: extra.held,

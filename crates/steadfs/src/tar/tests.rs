@@ -145,6 +145,47 @@ fn names_make_the_tree_that_tar_makes() {
     assert_eq!((report.failed, problems.len()), (4, 4));
 }
 
+/// POSIX: no data follow these, and the size of a directory is only a hint.
+#[test]
+fn members_without_data_have_none_whatever_their_size() {
+    let sized = |archive: Archive, kind, name: &str, size| {
+        archive.header(Header {
+            name: name.as_bytes(),
+            link: b"file",
+            mode: 0o755,
+            size,
+            kind,
+            ..Header::default()
+        })
+    };
+    let mut archive = Archive::default();
+    let kinds = [
+        (kind::DIRECTORY, "dir", FileKind::Directory),
+        (kind::FIFO, "fifo", FileKind::Fifo),
+        (kind::SYMLINK, "link", FileKind::Symlink),
+        (kind::CHAR_DEVICE, "char", FileKind::CharDevice),
+        (kind::BLOCK_DEVICE, "block", FileKind::BlockDevice),
+    ];
+    for (kind, name, _) in kinds {
+        archive = sized(archive, kind, name, 512).member(kind::REGULAR, &format!("{name}-next"), b"");
+        archive = archive.records(&[("size", "700")]);
+        archive = sized(archive, kind, &format!("{name}2"), 0);
+    }
+    let archive = archive.member(kind::REGULAR, "file", b"content");
+    // An incremental archive's directory has data.
+    let archive = archive.member(kind::GNU_DIRECTORY, "dump", b"Yfile\0\0");
+    let (tree, report, problems) = archive.member(kind::REGULAR, "last", b"end").end().read().unwrap();
+    assert!(report.is_complete() && problems.is_empty(), "{problems:?}");
+    for (_, name, kind) in kinds {
+        assert_eq!(find(&tree, name).unwrap().kind, kind);
+        assert_eq!(find(&tree, &format!("{name}2")).unwrap().kind, kind);
+        assert_eq!(find(&tree, &format!("{name}-next")).unwrap().kind, FileKind::Regular);
+    }
+    assert_eq!(find(&tree, "dump").unwrap().kind, FileKind::Directory);
+    assert_eq!(content(&tree, "file"), b"content");
+    assert_eq!(content(&tree, "last"), b"end");
+}
+
 #[test]
 fn damage_and_other_formats_are_named() {
     let good = Archive::default()
