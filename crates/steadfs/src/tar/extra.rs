@@ -4,7 +4,7 @@ use steadfs_base::Timestamp;
 
 use super::acl::acl_of_text;
 use super::read::{PIECES_MAX, Piece, RECORDS_MAX, decimal};
-use super::{ACLS, XATTR, pax};
+use super::{ACLS, LABEL, XATTR, pax};
 
 /// Memory of an attribute besides its name and value, in bytes: 125 were measured.
 const ATTRIBUTE_BYTES: u64 = 128;
@@ -27,6 +27,8 @@ pub(crate) struct Extra {
     xattrs: Vec<(Vec<u8>, Vec<u8>)>,
     /// Texts of access control lists, with the attribute that each is.
     acls: Vec<(&'static [u8], Vec<u8>)>,
+    /// SELinux's label.
+    label: Option<Vec<u8>>,
 }
 
 /// What the records say of a sparse file, in any of GNU tar's formats.
@@ -103,6 +105,9 @@ impl Extra {
                 } else if let Some((_, name)) = ACLS.iter().find(|(acl, _)| acl.as_bytes() == key) {
                     self.hold(value.len())?;
                     self.acls.push((name, value.to_vec()));
+                } else if LABEL.0.as_bytes() == key {
+                    self.hold(value.len())?;
+                    self.label = text();
                 }
             }
         }
@@ -138,6 +143,13 @@ impl Extra {
                 Ok(value) => drop(all.insert(name.to_vec(), value)),
                 Err(why) => lost.push((String::from_utf8_lossy(name).into_owned(), why)),
             }
+        }
+        if let Some(mut label) = self.label.take() {
+            // As setfilecon(3) writes it.
+            if !label.ends_with(b"\0") {
+                label.push(0);
+            }
+            all.insert(LABEL.1.to_vec(), label);
         }
         all.extend(std::mem::take(&mut self.xattrs));
         lost.retain(|(name, _)| !all.contains_key(name.as_bytes()));
@@ -211,6 +223,18 @@ mod tests {
         assert_eq!(xattrs[0].0, b"system.posix_acl_access");
         assert_eq!(xattrs[1], (b"user.a=b%".to_vec(), b"new".to_vec()));
         assert_eq!(lost[0].0, "system.posix_acl_default");
+    }
+
+    #[test]
+    fn labels_of_tar_selinux_are_attributes() {
+        let labels = |records: &[(&str, &str)]| extra(records).unwrap().xattrs().0;
+        let rht = "RHT.security.selinux";
+        let of = |value: &[u8]| vec![(b"security.selinux".to_vec(), value.to_vec())];
+        assert_eq!(labels(&[(rht, "u:r:t:s0")]), of(b"u:r:t:s0\0"));
+        assert_eq!(labels(&[(rht, "u:r:t:s0\0")]), of(b"u:r:t:s0\0"));
+        assert_eq!(labels(&[(rht, "u:r:t:s0"), (rht, "")]), []);
+        let both = [(rht, "a"), ("SCHILY.xattr.security.selinux", "b\0")];
+        assert_eq!(labels(&both), of(b"b\0"));
     }
 
     #[test]

@@ -27,6 +27,8 @@ pub(crate) const RECORD: usize = 20 * BLOCK;
 
 /// Key of an extended attribute, before its name.
 pub(crate) const XATTR: &str = "SCHILY.xattr.";
+/// The label that GNU tar's --selinux stores, and its attribute.
+pub(crate) const LABEL: (&str, &[u8]) = ("RHT.security.selinux", b"security.selinux");
 /// Keys of access control lists with the attribute that each is.
 pub(crate) const ACLS: [(&str, &[u8]); 2] = [
     ("SCHILY.acl.access", b"system.posix_acl_access"),
