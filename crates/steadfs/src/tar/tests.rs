@@ -186,6 +186,19 @@ fn members_without_data_have_none_whatever_their_size() {
     assert_eq!(content(&tree, "last"), b"end");
 }
 
+/// As of a layer or an incremental archive.
+#[test]
+fn a_hard_link_to_a_missing_file_makes_nothing() {
+    let archive = Archive::default()
+        .link(kind::HARD_LINK, "bin/b", "usr/share/x/a")
+        .member(kind::REGULAR, "usr", b"a file")
+        .end();
+    let (tree, report, problems) = archive.read().unwrap();
+    assert_eq!((report.failed, problems.len()), (1, 1), "{problems:?}");
+    assert_eq!(content(&tree, "usr"), b"a file");
+    assert!(find(&tree, "bin").is_none());
+}
+
 #[test]
 fn damage_and_other_formats_are_named() {
     let good = Archive::default()

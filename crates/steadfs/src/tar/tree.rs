@@ -342,7 +342,7 @@ impl TarTree {
         let (Some(of), Some(name)) = (target.pop(), names.pop()) else {
             return Err(NONE);
         };
-        let from = self.folder(target)?;
+        let from = self.walk(target, false)?.ok_or(NONE)?;
         let first = *self.nodes[from].entries.get(&of).ok_or(NONE)?;
         if self.nodes[first].kind == FileKind::Directory {
             return Err("is a hard link to a directory");
@@ -365,6 +365,12 @@ impl TarTree {
 
     /// The directory at a path. Links to directories are followed, and missing directories made, as tar does.
     fn folder(&mut self, path: Vec<Vec<u8>>) -> Result<usize, &'static str> {
+        let found = self.walk(path, true)?;
+        Ok(found.unwrap_or(ROOT))
+    }
+
+    /// The directory at a path; `None` if it is missing and not to be made.
+    fn walk(&mut self, path: Vec<Vec<u8>>, makes: bool) -> Result<Option<usize>, &'static str> {
         let mut way = vec![ROOT];
         let mut todo = path;
         todo.reverse();
@@ -380,6 +386,9 @@ impl TarTree {
                 return Err("lies in more than 4096 directories");
             }
             let Some(&there) = self.nodes[here].entries.get(&name) else {
+                if !makes {
+                    return Ok(None);
+                }
                 if self.add_use(NODE_BYTES + name.len() as u64).is_err() {
                     return Err("needs too much memory");
                 }
@@ -411,7 +420,7 @@ impl TarTree {
                 _ => return Err("a file lies where a directory must be"),
             }
         }
-        Ok(way.last().copied().unwrap_or(ROOT))
+        Ok(Some(way.last().copied().unwrap_or(ROOT)))
     }
 }
 
