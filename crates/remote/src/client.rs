@@ -110,6 +110,13 @@ impl<S: Read + Write> Client<S> {
     ) -> Result<T> {
         let mut arguments = Encoder::default();
         encode(&mut arguments);
+        if !frame::takes(arguments.0.len()) {
+            // Nothing is sent: the other calls go on.
+            return Err(match call {
+                Call::Setxattr | Call::Write => FsError::TooBig,
+                _ => FsError::NameTooLong,
+            });
+        }
         let mut connection = self.connection.lock();
         let reply = connection.ask(call, arguments).map_err(FsError::Stopped)?;
         let reply = Arc::new(reply);
@@ -296,7 +303,8 @@ impl<S: Read + Write + Send> FileSystem for Client<S> {
     }
 
     fn make(&self, cx: &Cx, dir: InodeNo, name: &[u8], new: &NewFile<'_>) -> Option<Reply> {
-        if !fits(new.given) || new.runs.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() > FITS {
+        let content: usize = new.runs.iter().map(|(_, bytes)| bytes.len()).sum();
+        if !fits(new.given) || name.len() + new.target.len() + content > FITS {
             return Some(make_file(self, cx, dir, name, new));
         }
         self.begin(Call::Make, |to| {

@@ -10,6 +10,11 @@ pub const LEN_MAX: usize = 4 << 20;
 /// Bytes of the length.
 const HEAD: usize = 4;
 
+/// Whether a frame takes a call whose arguments have this length.
+pub const fn takes(arguments: usize) -> bool {
+    arguments < LEN_MAX
+}
+
 /// Appends a frame whose content `encode` appends. A frame that is too long is not appended.
 pub fn push<T>(frames: &mut Vec<u8>, encode: impl FnOnce(&mut Encoder) -> T) -> io::Result<T> {
     let start = frames.len();

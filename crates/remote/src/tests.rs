@@ -3,7 +3,7 @@ use std::io::{self, Read, Write};
 use steadfs_base::{Corruption, DevBlock, InodeNo, Timestamp};
 use steadfs_vfs::{
     Attr, Cx, FileKind, FileSystem, FsError, Given, GivenPart, InodeFlags, NewFile, NotGiven, Seek,
-    StatFs,
+    SetXattr, StatFs,
 };
 
 use crate::codec::{Decoder, Encoder};
@@ -145,6 +145,34 @@ fn errors_keep_what_callers_distinguish() {
         assert_eq!(received.errno(), error.errno());
         assert_eq!(same.contains(error), received == *error);
     }
+}
+
+/// An archive can have attributes, names and targets of 16 MiB.
+#[test]
+fn a_call_that_is_too_long_fails_alone() {
+    let mut reply = Encoder::default();
+    reply.flag(true);
+    reply.attr(&attr());
+    let client = connected(&[reply.0]);
+    let (cx, long) = (Cx::default(), vec![b'x'; 5 << 20]);
+    let (dir, file) = (InodeNo(2), InodeNo(12));
+    let set = client.setxattr(&cx, file, b"user.x", &long, SetXattr::Any);
+    assert_eq!(set, Err(FsError::TooBig));
+    assert_eq!(client.mkdir(&cx, dir, &long, 0o755), Err(FsError::NameTooLong));
+    let given = Given::default();
+    for (name, target) in [(&long[..], &b"x"[..]), (b"x", &long)] {
+        let new = NewFile {
+            kind: FileKind::Symlink,
+            rdev: 0,
+            target,
+            runs: &[],
+            size: 0,
+            given: &given,
+        };
+        let made = client.make(&cx, dir, name, &new).map(|made| made.map(drop));
+        assert_eq!(made, Some(Err(FsError::NameTooLong)));
+    }
+    assert_eq!(client.getattr(&cx, file), Ok(attr()));
 }
 
 #[test]
