@@ -399,7 +399,10 @@ fn listings_equal_those_of_ls() {
     mount.unmount();
     for (options, wanted) in by_ls {
         let place = at(&volume, "/source");
-        let ours = steadfs(["ls", options, &place]).expect(0).out.replace(&place, ".");
+        let ours = steadfs(["ls", options, &place])
+            .expect(0)
+            .out
+            .replace(&place, ".");
         assert_eq!(ours, wanted, "ls {options}");
     }
     let ours = steadfs(["ls", "-l", &at(&volume, "/source")]).expect(0).out;
@@ -423,7 +426,12 @@ fn listings_equal_those_of_ls() {
         let listed = steadfs(["ls", options, &at(&volume, "/big")]).expect(0).out;
         assert_eq!(listed.split_whitespace().nth(4), Some(size), "{listed}");
     }
-    assert!(steadfs(["ls", "--help"]).expect(0).out.contains("human-readable"));
+    assert!(
+        steadfs(["ls", "--help"])
+            .expect(0)
+            .out
+            .contains("human-readable")
+    );
     let output = steadfs(["ls", &at(&volume, "/none")]);
     assert_eq!(output.code(), 2);
     assert!(output.err.contains("/none: no such file"), "{}", output.err);

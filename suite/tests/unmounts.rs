@@ -140,6 +140,30 @@ fn a_mount_whose_server_is_being_killed_is_unmounted() {
     }
 }
 
+/// The lock of the image is that of another server by then.
+#[test]
+fn a_mount_without_a_server_is_unmounted_while_its_image_is_mounted_elsewhere() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "a.img");
+    let dead = SteadMount::new(&scratch, image.path(), "");
+    dead.signal(Signal::KILL);
+    let second = scratch.folder("second");
+    let places = [image.path().as_os_str(), second.as_os_str()];
+    let mount = || steadfs(["mount".as_ref()].into_iter().chain(places)).code();
+    until("the image is mounted again", || mount() == 0);
+    let mut command = Command::new(program());
+    command.arg("umount").arg(dead.root());
+    let output = finish(command, SOON).expect(0);
+    assert!(
+        output.err.contains("its server had ended"),
+        "{}",
+        output.err
+    );
+    dead.wait();
+    steadfs(["umount".as_ref(), second.as_os_str()]).expect(0);
+    image.check_clean();
+}
+
 /// Initial content of mapped files; the program changes the first block.
 static BEFORE: [u8; 65_536] = [b'A'; 65_536];
 

@@ -65,8 +65,9 @@ impl Closing {
     }
 
     /// Waits until the server has closed the image or device; returns whether this was seen. Does not wait for another
-    /// server that mounts the volume again at once, or has it at another mount point.
-    pub fn wait(self) -> Result<bool, Failure> {
+    /// server that mounts the volume again at once, or has it at another mount point. `has_ended`: the server had ended
+    /// before. Its last requests may still be on the way, but who holds the image for longer is another one.
+    pub fn wait(self, has_ended: bool) -> Result<bool, Failure> {
         let source = self.mount.source.display();
         let Some(image) = &self.image else {
             if self.has_server_ended() {
@@ -84,6 +85,11 @@ impl Closing {
                 Ok(()) => return Ok(true),
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) if self.is_released() => return Ok(true),
+                Err(Errno::WOULDBLOCK)
+                    if has_ended && (!self.others.is_empty() || begun.elapsed() > PATIENCE) =>
+                {
+                    return Ok(true);
+                }
                 Err(Errno::WOULDBLOCK) if self.is_mounted_again() => return Ok(false),
                 Err(Errno::WOULDBLOCK) if begun.elapsed() > PATIENCE && self.is_used() => {
                     if begun.elapsed() > LIMIT {

@@ -266,7 +266,9 @@ impl Job<'_> {
         let repeated = *source != Place::Stream && !self.sources.insert(source.clone());
         if repeated {
             let shown = match source {
-                Place::Volume(place) => format!("{}:{}", shown(&place.image), printable(&place.path)),
+                Place::Volume(place) => {
+                    format!("{}:{}", shown(&place.image), printable(&place.path))
+                }
                 Place::Host(path) => shown(path),
                 Place::Stream => "-".to_owned(),
             };

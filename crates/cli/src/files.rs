@@ -162,7 +162,11 @@ fn show(
     if long && listing.is_dir {
         let attrs = files.iter().filter_map(Listed::known);
         let sectors: u64 = attrs.map(|attr| attr.blocks).sum();
-        writeln!(out, "total {}", unit(1024).show(sectors.saturating_mul(512)))?;
+        writeln!(
+            out,
+            "total {}",
+            unit(1024).show(sectors.saturating_mul(512))
+        )?;
     }
     let widths = Widths::of(files, unit(1));
     for file in files {

@@ -89,6 +89,8 @@ fn answers(asked: Vec<Receiver<Answer>>, patience: Duration) -> Vec<Answer> {
 
 fn inquire(mountpoint: &Path) -> Answer {
     match statvfs(mountpoint) {
+        // The kernel does not ask the server for a caller whom it may not serve, and says nothing of it.
+        Ok(usage) if usage.f_blocks == 0 => Answer::Closed,
         Ok(usage) => Answer::Usage {
             usage,
             volume: volume(&mountpoint.join(".steadfs")),

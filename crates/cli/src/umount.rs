@@ -50,10 +50,13 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let close_result = close_result.and_then(CloseResultFd::open);
     let closing = Closing::of(&mount, image, server);
     unmount(&mount, Unmount::IfIdle)?;
-    let closed = closing.wait().and_then(|is_closed| match close_result {
-        Some(result) if is_closed => check_close_result(&mount, &result),
-        _ => Ok(()),
-    });
+    let has_ended = matches!(before, VolumeState::Gone);
+    let closed = closing
+        .wait(has_ended)
+        .and_then(|is_closed| match close_result {
+            Some(result) if is_closed => check_close_result(&mount, &result),
+            _ => Ok(()),
+        });
     let place = mount.mountpoint.display();
     match before {
         VolumeState::Durable(_) => closed,

@@ -99,9 +99,9 @@ pub enum MountError {
         /// The server's or the kernel's reason.
         cause: String,
     },
-    /// The volume cannot become read-only because files are open for writing.
+    /// The volume cannot become read-only because files are open for writing, or change at all because it is frozen.
     #[error(
-        "{path} is busy: a file is open for writing, or an unlinked file is still open",
+        "{path} is busy: a file is open for writing, an unlinked file is still open, or the volume is frozen",
         path = .0.display()
     )]
     InUse(PathBuf),

@@ -158,7 +158,10 @@ fn a_call_that_is_too_long_fails_alone() {
     let (dir, file) = (InodeNo(2), InodeNo(12));
     let set = client.setxattr(&cx, file, b"user.x", &long, SetXattr::Any);
     assert_eq!(set, Err(FsError::TooBig));
-    assert_eq!(client.mkdir(&cx, dir, &long, 0o755), Err(FsError::NameTooLong));
+    assert_eq!(
+        client.mkdir(&cx, dir, &long, 0o755),
+        Err(FsError::NameTooLong)
+    );
     let given = Given::default();
     for (name, target) in [(&long[..], &b"x"[..]), (b"x", &long)] {
         let new = NewFile {

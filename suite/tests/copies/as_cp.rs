@@ -271,9 +271,17 @@ fn a_link_does_not_replace_the_file_that_it_leads_to() {
     let options = ["-d", "-P", "-a", "-r", "-rT", "--remove-destination -d"];
     for words in options {
         let words = words.split(' ');
-        for operands in [[&link, &file], [&second, &file], [&link, &at(&volume, "/twin")]] {
+        for operands in [
+            [&link, &file],
+            [&second, &file],
+            [&link, &at(&volume, "/twin")],
+        ] {
             let operands = operands.map(String::as_str);
-            let line: Vec<&str> = ["cp"].into_iter().chain(words.clone()).chain(operands).collect();
+            let line: Vec<&str> = ["cp"]
+                .into_iter()
+                .chain(words.clone())
+                .chain(operands)
+                .collect();
             refused(&line, "same file");
         }
     }
@@ -313,7 +321,8 @@ fn a_link_that_is_extracted_is_followed() {
 fn a_source_that_is_named_twice_is_copied_once() {
     let scratch = Scratch::new();
     image(&scratch, "a.img", "ext4", 16 * MIB);
-    let warned = "grep -q 'warning: source .*a.* is specified more than once' err && test $(wc -l <err) = 1";
+    let warned =
+        "grep -q 'warning: source .*a.* is specified more than once' err && test $(wc -l <err) = 1";
     for line in [
         "mkdir d e out && echo a >a && echo b >b && echo other >d/a",
         &format!("$S cp -r a e b a a.img: 2>err && {warned}"),
@@ -332,12 +341,16 @@ fn a_source_that_is_named_twice_is_copied_once() {
 fn messages_name_what_is_wrong_and_what_is_full() {
     let scratch = Scratch::new();
     image(&scratch, "a.img", "ext4", 16 * MIB);
-    let full = "mkdir -p full && mount -t tmpfs -o size=8m none full && head -c 16M /dev/urandom >big";
+    let full =
+        "mkdir -p full && mount -t tmpfs -o size=8m none full && head -c 16M /dev/urandom >big";
     for (line, wanted) in [
         ("$S quota a.img", "a.img: the volume does not count"),
         ("$S quota --grace 1week 1 a.img", "needs a whole number"),
         ("$S resize a.img 10M 10M", "10M: one operand too many"),
-        ("$S key list", "no such command of steadfs key, which has add"),
+        (
+            "$S key list",
+            "no such command of steadfs key, which has add",
+        ),
         (
             "$FULL && tar cf - big | TMPDIR=full $S format -q -d - u.img 64M",
             "full: cannot keep the stream: No space left",

@@ -59,13 +59,19 @@ fn output_that_cannot_be_written_is_an_error() {
     for (command, place) in [
         (format!("mkdir -v {path}:/made"), ""),
         (format!("chmod -v 700 {path}:/made"), ""),
-        (format!("edit {path} <<<'mkdir -v /never'"), "standard input:1: "),
+        (
+            format!("edit {path} <<<'mkdir -v /never'"),
+            "standard input:1: ",
+        ),
         ("--help".to_owned(), ""),
         ("ls --help".to_owned(), ""),
         ("--version".to_owned(), ""),
     ] {
         let (done, err) = perform(&format!("$S {command} >/dev/full"), "", false);
-        assert!(!done && err.contains(&format!("{place}{why}")), "{command}: {err}");
+        assert!(
+            !done && err.contains(&format!("{place}{why}")),
+            "{command}: {err}"
+        );
         let (done, err) = perform(&format!("$S {command} >/dev/null"), "", false);
         // The directory was made, that of the script was not.
         assert_eq!(done, !command.starts_with("mkdir"), "{command}: {err}");

@@ -445,16 +445,27 @@ fn an_index_that_repeats_a_leaf_is_an_error() {
 #[test]
 fn linear_searches_begin_where_the_last_one_ended() {
     const NAMES: usize = 2000;
-    let world = World::make(&["-t", "ext2", "-b", "1024", "-N", "64", "-O", "^dir_index"], "16M");
+    let world = World::make(
+        &["-t", "ext2", "-b", "1024", "-N", "64", "-O", "^dir_index"],
+        "16M",
+    );
     let dir = world.mkdir(ROOT, b"dir").unwrap().ino;
     let target = world.file(ROOT, b"target").unwrap().ino;
     for n in 0..NAMES {
         let name = format!("some-name-{n}");
-        world.fs.link(&world.cx, target, dir, name.as_bytes()).unwrap();
+        world
+            .fs
+            .link(&world.cx, target, dir, name.as_bytes())
+            .unwrap();
         world.forget(target);
     }
     let world = world.reopen();
-    let names: Vec<Vec<u8>> = world.list(dir, 500).into_iter().skip(2).map(|(name, _)| name).collect();
+    let names: Vec<Vec<u8>> = world
+        .list(dir, 500)
+        .into_iter()
+        .skip(2)
+        .map(|(name, _)| name)
+        .collect();
     assert_eq!(names.len(), NAMES);
     let inode = world.fs.by_number(dir, world.cx.tag).unwrap();
     let blocks = inode.core.read().size / 1024;
@@ -462,7 +473,8 @@ fn linear_searches_begin_where_the_last_one_ended() {
     // Blocks that a search for the name visits now.
     let visits = |name: &[u8]| {
         let core = inode.core.read();
-        let names = super::Dir::new(&world.fs, inode.ino(), &core, world.cx.tag).after_last_search(&inode);
+        let names =
+            super::Dir::new(&world.fs, inode.ino(), &core, world.cx.tag).after_last_search(&inode);
         names.find(&core, name).unwrap();
         u64::from(names.visits.get())
     };
@@ -476,7 +488,13 @@ fn linear_searches_begin_where_the_last_one_ended() {
     world.lookup(dir, &names[NAMES / 2]).unwrap();
     assert_eq!(visits(&names[NAMES / 2 + 1]), 1);
     let (fs, cx, last) = (&world.fs, &world.cx, &names[NAMES - 2]);
-    fs.rename(cx, (dir, last), (dir, b"some-name-new"), RenameFlags::default()).unwrap();
+    fs.rename(
+        cx,
+        (dir, last),
+        (dir, b"some-name-new"),
+        RenameFlags::default(),
+    )
+    .unwrap();
     assert_eq!(visits(&names[NAMES - 1]), 1);
     fs.unlink(cx, dir, &names[0]).unwrap();
     assert_eq!(visits(&names[1]), 1);

@@ -38,7 +38,8 @@ pub(crate) fn acl_to_text(value: &[u8]) -> Option<String> {
 /// as star(1) writes it: the names of this host may mean others.
 pub(crate) fn acl_of_text(text: &[u8]) -> Result<Vec<u8>, &'static str> {
     const NO_LIST: &str = "is no access control list";
-    const NAMES: &str = "it has names of users or groups, not numbers, which tar --numeric-owner writes";
+    const NAMES: &str =
+        "it has names of users or groups, not numbers, which tar --numeric-owner writes";
     const NO_ID: u32 = u32::MAX;
     let text = std::str::from_utf8(text).map_err(|_| NO_LIST)?;
     let mut value = VERSION.to_vec();

@@ -192,7 +192,9 @@ impl<'s> Tape<'s> {
         if n == 0 {
             return Err(self.short());
         }
-        spool.write_all(&bytes[..n]).map_err(|error| not_kept(&error))?;
+        spool
+            .write_all(&bytes[..n])
+            .map_err(|error| not_kept(&error))?;
         self.input.consume(n);
         self.at += n as u64;
         self.spooled += n as u64;
@@ -216,7 +218,7 @@ impl<'s> Tape<'s> {
             Some(spool) => {
                 let file = spool.into_inner();
                 file.map_err(|error| not_kept(&error.into_error()))
-            },
+            }
             None => Ok(self.input.into_inner().file),
         }
     }

@@ -167,19 +167,27 @@ fn members_without_data_have_none_whatever_their_size() {
         (kind::BLOCK_DEVICE, "block", FileKind::BlockDevice),
     ];
     for (kind, name, _) in kinds {
-        archive = sized(archive, kind, name, 512).member(kind::REGULAR, &format!("{name}-next"), b"");
+        archive =
+            sized(archive, kind, name, 512).member(kind::REGULAR, &format!("{name}-next"), b"");
         archive = archive.records(&[("size", "700")]);
         archive = sized(archive, kind, &format!("{name}2"), 0);
     }
     let archive = archive.member(kind::REGULAR, "file", b"content");
     // An incremental archive's directory has data.
     let archive = archive.member(kind::GNU_DIRECTORY, "dump", b"Yfile\0\0");
-    let (tree, report, problems) = archive.member(kind::REGULAR, "last", b"end").end().read().unwrap();
+    let (tree, report, problems) = archive
+        .member(kind::REGULAR, "last", b"end")
+        .end()
+        .read()
+        .unwrap();
     assert!(report.is_complete() && problems.is_empty(), "{problems:?}");
     for (_, name, kind) in kinds {
         assert_eq!(find(&tree, name).unwrap().kind, kind);
         assert_eq!(find(&tree, &format!("{name}2")).unwrap().kind, kind);
-        assert_eq!(find(&tree, &format!("{name}-next")).unwrap().kind, FileKind::Regular);
+        assert_eq!(
+            find(&tree, &format!("{name}-next")).unwrap().kind,
+            FileKind::Regular
+        );
     }
     assert_eq!(find(&tree, "dump").unwrap().kind, FileKind::Directory);
     assert_eq!(content(&tree, "file"), b"content");

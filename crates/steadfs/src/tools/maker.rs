@@ -245,7 +245,10 @@ impl<'a> Maker<'a> {
         };
         let leads_there = |link| leads_to(self.fs, self.cx, link, found.attr());
         let same = source.ino == found.ino()
-            || source.link.map_or(Ok(false), leads_there).on_volume(spot.path)?;
+            || source
+                .link
+                .map_or(Ok(false), leads_there)
+                .on_volume(spot.path)?;
         match same {
             true => refused(spot.path, SAME_FILE),
             false => Ok(()),
