@@ -337,7 +337,37 @@ fn a_mount_in_another_namespace_is_reported_and_not_waited_for() {
     image.check_clean();
 }
 
-/// A second signal ends a busy mount, and loses nothing that was written before it.
+/// Sends SIGTERM until the broker has ended: what comes within a second of the first signal has no effect.
+fn end_by_another_signal(mount: &SteadMount) {
+    let stat = format!("/proc/{}/stat", mount.broker());
+    until("the broker has ended", || {
+        mount.signal(Signal::TERM);
+        fs::read_to_string(&stat).unwrap().contains(") Z ")
+    });
+}
+
+/// A terminal that is closed sends SIGHUP twice: by the shell, and by the kernel.
+#[test]
+fn two_signals_of_one_event_lose_nothing() {
+    let scratch = Scratch::new();
+    let image = image(&scratch, "a.img");
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    let content = vec![7; 20 << 20];
+    fs::write(mount.join("file"), &content).unwrap();
+    // While the first one waits for the server, which has not written everything.
+    mount.stop();
+    mount.signal(Signal::HUP);
+    mount.wait_for_log("another SIGTERM or SIGINT ends this at once");
+    mount.signal(Signal::HUP);
+    std::thread::sleep(Duration::from_millis(100));
+    mount.proceed();
+    assert_eq!(mount.wait(), 0);
+    let mount = SteadMount::new(&scratch, image.path(), "");
+    assert!(fs::read(mount.join("file")).unwrap() == content);
+    mount.unmount();
+}
+
+/// A second signal ends a busy mount that the first one has detached, and loses nothing that was written before.
 #[test]
 fn a_second_signal_ends_a_busy_mount_without_loss() {
     let scratch = Scratch::new();
@@ -352,7 +382,7 @@ fn a_second_signal_ends_a_busy_mount_without_loss() {
         until("the mount is detached", || {
             mounts_below(mount.root()).is_empty()
         });
-        mount.signal(signal);
+        end_by_another_signal(&mount);
         assert_eq!(mount.wait(), 32);
         drop((open, mapper));
         let mount = SteadMount::new(&scratch, image.path(), "");
@@ -420,15 +450,8 @@ fn a_mount_whose_server_hangs_ends_at_the_second_signal() {
     let mount = SteadMount::new(&scratch, image.path(), "");
     fs::write(mount.join("file"), b"content").unwrap();
     mount.stop();
-    let (root, stat) = (
-        mount.root().to_owned(),
-        format!("/proc/{}/stat", mount.broker()),
-    );
-    // Two that come at once are one.
-    until("the broker has ended", || {
-        mount.signal(Signal::TERM);
-        fs::read_to_string(&stat).unwrap().contains(") Z ")
-    });
+    let root = mount.root().to_owned();
+    end_by_another_signal(&mount);
     assert_eq!(mount.wait(), 32);
     succeed("umount", ["-l".as_ref(), root.as_os_str()]);
 }
@@ -460,7 +483,7 @@ fn a_mount_covered_by_a_foreign_one_ends_at_the_second_signal() {
         std::thread::sleep(Duration::from_secs(1));
         let tables = fs::read_to_string("/proc/self/mounts").unwrap();
         assert!(tables.contains(&format!("foreign {} tmpfs", over.to_str().unwrap())));
-        mount.signal(Signal::TERM);
+        end_by_another_signal(&mount);
         assert_eq!(mount.wait(), 32);
         drop(mapper);
         succeed("umount", [over]);

@@ -9,7 +9,7 @@ use std::time::Duration;
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use steadfs::{MountError, MountHandle, SyncError, Unmount};
-use steadfs_rt::{Mutex, Rank};
+use steadfs_rt::{Instant, Mutex, Rank};
 
 use crate::failure::code;
 
@@ -17,6 +17,9 @@ use crate::failure::code;
 const LOOK: Duration = Duration::from_millis(200);
 /// Checks after which the volume is synced again: 10 s, in which the kernel ends a write-back that it has begun.
 const LOOKS_WITH_SYNC: u32 = 50;
+/// Signals that come within this time after the first one belong to its event: systemd sends SIGHUP after SIGTERM
+/// (`SendSIGHUP=`), and sudo relays a signal that its child has received from the terminal as well.
+const SAME_EVENT: Duration = Duration::from_secs(1);
 
 /// Catches the terminating signals from now on.
 ///
@@ -73,13 +76,18 @@ fn is_ignored(signal: i32) -> bool {
 /// Before the mount is made a signal ends the process as it usually does: nothing is mounted then, and a replay that is
 /// cut is repeated. One that comes while the mount is made waits until it is usable. Then a signal unmounts the volume
 /// if it is still mounted. A volume in use is detached at once and closed when its last user has closed it; a volume
-/// that another mount covers stays until that mount is removed, because the kernel unmounts only the topmost one. A
-/// second signal ends the program at any time: what could not be written before it is lost.
+/// that another mount covers stays until that mount is removed, because the kernel unmounts only the topmost one.
+///
+/// A second signal ends the program, and what is not written then is lost. It must be another event: it has no effect
+/// within a second of the first one ([`SAME_EVENT`]), nor at any time if it is SIGHUP, because the shell and the kernel
+/// both send one when a terminal is closed.
 #[derive(Clone)]
 pub struct Ending(Arc<Mutex<State>>);
 
 struct State {
     stage: Stage,
+    /// When the stage was entered in which a signal has asked for the end.
+    asked: Option<Instant>,
     /// The task that unmounts.
     task: Option<Sender<()>>,
 }
@@ -102,6 +110,8 @@ enum Effect {
     /// It ends the process, which has mounted nothing.
     Interrupt,
     /// It waits for the mount, or has asked the task that unmounts.
+    Asked,
+    /// The end has been asked for already.
     None,
     /// It ends the process.
     GiveUp,
@@ -129,11 +139,12 @@ impl Ending {
     }
 
     fn new() -> Self {
-        let stage = Stage::Starting;
-        Self(Arc::new(Mutex::new(
-            Rank::Leaf,
-            State { stage, task: None },
-        )))
+        let state = State {
+            stage: Stage::Starting,
+            asked: None,
+            task: None,
+        };
+        Self(Arc::new(Mutex::new(Rank::Leaf, state)))
     }
 
     /// The mount is about to be made.
@@ -180,8 +191,15 @@ impl Ending {
     fn take(&self, signal: i32) {
         // Locked until the end of the process: no mount is made meanwhile.
         let mut state = self.0.lock();
-        match state.signalled() {
+        match state.signalled(signal, steadfs_rt::now()) {
             Effect::None => {}
+            Effect::Asked => {
+                drop(state);
+                tracing::warn!(
+                    "a signal: everything is written, then the volume is unmounted; another SIGTERM or SIGINT ends this at \
+                     once, and what is not written then is lost"
+                );
+            }
             Effect::Interrupt => {
                 tracing::warn!("a signal: nothing was mounted");
                 let ended = signal_hook::low_level::emulate_default_handler(signal);
@@ -197,15 +215,21 @@ impl Ending {
 }
 
 impl State {
-    fn signalled(&mut self) -> Effect {
+    fn signalled(&mut self, signal: i32, now: Instant) -> Effect {
         match self.stage {
             Stage::Starting => return Effect::Interrupt,
+            Stage::Asked if signal == SIGHUP || self.is_same_event(now) => return Effect::None,
             Stage::Asked => return Effect::GiveUp,
             Stage::Mounting => {}
             Stage::Usable => self.task.iter().for_each(request),
         }
         self.stage = Stage::Asked;
-        Effect::None
+        self.asked = Some(now);
+        Effect::Asked
+    }
+
+    fn is_same_event(&self, now: Instant) -> bool {
+        self.asked.is_some_and(|asked| now - asked < SAME_EVENT)
     }
 }
 
@@ -253,7 +277,7 @@ fn unmount(handle: &MountHandle, sync: &dyn Fn() -> Result<(), String>) -> bool 
             Ok(()) | Err(MountError::NotMounted(_)) => return true,
             Err(error @ MountError::Covered { .. }) => {
                 if !is_told {
-                    tracing::error!(%error, "cannot unmount yet; all data is written, and a second signal ends the server");
+                    tracing::error!(%error, "cannot unmount yet; all data is written, and a second SIGTERM or SIGINT ends the server");
                     is_told = true;
                 }
                 let mut looks = 0;
@@ -300,14 +324,20 @@ fn sync_covered(handle: &MountHandle) {
 mod tests {
     use super::*;
 
-    fn signalled(ending: &Ending) -> Effect {
-        ending.0.lock().signalled()
+    fn signalled(ending: &Ending, signal: i32) -> Effect {
+        ending.0.lock().signalled(signal, steadfs_rt::now())
+    }
+
+    /// The signal comes later than those of the first one's event.
+    fn signalled_later(ending: &Ending, signal: i32) -> Effect {
+        let later = steadfs_rt::now() + SAME_EVENT;
+        ending.0.lock().signalled(signal, later)
     }
 
     #[test]
     fn a_signal_before_the_mount_ends_the_process() {
         let ending = Ending::new();
-        assert_eq!(signalled(&ending), Effect::Interrupt);
+        assert_eq!(signalled(&ending, SIGTERM), Effect::Interrupt);
     }
 
     #[test]
@@ -315,13 +345,13 @@ mod tests {
         for is_usable in [false, true] {
             let ending = Ending::new();
             ending.mounts();
-            assert_eq!(signalled(&ending), Effect::None);
+            assert_eq!(signalled(&ending, SIGTERM), Effect::Asked);
             let (task, requests) = channel();
             if is_usable {
                 ending.serve_by(task);
                 assert!(requests.try_recv().is_ok());
             }
-            assert_eq!(signalled(&ending), Effect::GiveUp);
+            assert_eq!(signalled_later(&ending, SIGTERM), Effect::GiveUp);
         }
     }
 
@@ -332,8 +362,23 @@ mod tests {
         let (task, requests) = channel();
         ending.serve_by(task);
         assert!(requests.try_recv().is_err());
-        assert_eq!(signalled(&ending), Effect::None);
+        assert_eq!(signalled(&ending, SIGTERM), Effect::Asked);
         assert!(requests.try_recv().is_ok());
-        assert_eq!(signalled(&ending), Effect::GiveUp);
+        assert_eq!(signalled_later(&ending, SIGINT), Effect::GiveUp);
+    }
+
+    #[test]
+    fn signals_of_one_event_ask_once_and_end_nothing() {
+        let ending = Ending::new();
+        ending.mounts();
+        let (task, requests) = channel();
+        ending.serve_by(task);
+        assert_eq!(signalled(&ending, SIGTERM), Effect::Asked);
+        for signal in [SIGTERM, SIGINT, SIGHUP] {
+            assert_eq!(signalled(&ending, signal), Effect::None);
+        }
+        assert_eq!(signalled_later(&ending, SIGHUP), Effect::None);
+        assert!(requests.try_recv().is_ok());
+        assert!(requests.try_recv().is_err(), "the task was asked twice");
     }
 }

@@ -132,7 +132,8 @@ pub struct Mount {
     /// No effect, as in mount(8) today: there is no mtab.
     #[arg(short = 'n', long)]
     pub no_mtab: bool,
-    /// Run in the foreground and log to standard error. An interrupt or a hang-up of the terminal unmounts.
+    /// Run in the foreground and log to standard error. An interrupt or a hang-up of the terminal unmounts;
+    /// another interrupt, at least a second later, does not wait for what is not written, which is lost.
     #[arg(short, long)]
     pub foreground: bool,
     /// Log what the mount finds and does.
