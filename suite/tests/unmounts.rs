@@ -255,6 +255,17 @@ fn an_image_is_closed_when_umount_returns_even_if_renamed() {
     }
 }
 
+/// Fills the log of the volume at `root`, and takes the end of its device away, to which closing it would write that.
+fn take_the_end_away(root: &Path, image: &Image, device: &LoopDevice) {
+    for n in 0..40 {
+        fs::create_dir(root.join(n.to_string())).unwrap();
+    }
+    steadfs(["sync".as_ref(), root.as_os_str()]).expect(0);
+    let file = File::options().write(true).open(image.path()).unwrap();
+    file.set_len(100 * MIB).unwrap();
+    succeed("losetup", ["-c".as_ref(), device.path().as_os_str()]);
+}
+
 /// The kernel discards the result of an unmount: the server passes it on another way.
 #[test]
 fn errors_while_a_volume_is_closed_are_reported() {
@@ -262,18 +273,7 @@ fn errors_while_a_volume_is_closed_are_reported() {
     let image = Image::mke2fs(&scratch, "cut.img", 512 * MIB, &["-t", "ext4"]);
     let device = LoopDevice::attach(image.path(), false);
     let mount = SteadMount::new(&scratch, device.path(), "");
-    for n in 0..40 {
-        fs::create_dir(mount.join(&n.to_string())).unwrap();
-    }
-    steadfs(["sync".as_ref(), mount.root().as_os_str()]).expect(0);
-    // Everything is in the log; its home locations are beyond the end of the device.
-    File::options()
-        .write(true)
-        .open(image.path())
-        .unwrap()
-        .set_len(100 * MIB)
-        .unwrap();
-    succeed("losetup", ["-c".as_ref(), device.path().as_os_str()]);
+    take_the_end_away(mount.root(), &image, &device);
     let output = umount(&mount);
     assert_eq!(output.code(), 32, "{}", output.err);
     assert!(
@@ -283,6 +283,34 @@ fn errors_while_a_volume_is_closed_are_reported() {
     );
     assert!(mounts_below(mount.root()).is_empty());
     assert_eq!(mount.wait(), 32);
+}
+
+/// umount(8)'s `-r` is for a mount that is in use: any other failure stays one, and changes no other mount.
+#[test]
+fn a_mount_below_one_that_cannot_be_closed_stays_writable() {
+    let scratch = Scratch::new();
+    let below = image(&scratch, "below.img");
+    let mount = SteadMount::new(&scratch, below.path(), "");
+    let above = Image::mke2fs(&scratch, "cut.img", 512 * MIB, &["-t", "ext4"]);
+    let device = LoopDevice::attach(above.path(), false);
+    let words = [
+        "mount".as_ref(),
+        device.path().as_os_str(),
+        mount.root().as_os_str(),
+    ];
+    steadfs(words).expect(0);
+    take_the_end_away(mount.root(), &above, &device);
+    let mut command = Command::new(program());
+    command.arg0("umount.steadfs").arg("-r").arg(mount.root());
+    let output = finish(command, SOON).expect(32);
+    assert!(
+        output.err.contains("cannot close the volume cleanly: "),
+        "{}",
+        output.err
+    );
+    fs::write(mount.join("file"), "text").unwrap();
+    mount.unmount();
+    below.check_clean();
 }
 
 /// An unmount does not wait for a volume that stays mounted elsewhere.

@@ -49,18 +49,12 @@ pub fn called_by_mount_fuse(words: &[OsString]) -> bool {
 pub fn run(role: Role, words: &[OsString]) -> Result<(), Failure> {
     let call = Call::parse(role, words.get(1..).unwrap_or_default())?;
     match role {
-        Role::Umount => {
-            let mountpoint = call.path(0)?;
-            let done = umount::run(&args::Umount {
-                mountpoint: mountpoint.clone(),
-                lazy: call.lazy,
-                force: call.force,
-            });
-            match done {
-                Err(failure) if call.or_read_only => umount::make_read_only(&mountpoint, failure),
-                done => done,
-            }
-        }
+        Role::Umount => umount::run(&args::Umount {
+            mountpoint: call.path(0)?,
+            lazy: call.lazy,
+            force: call.force,
+            or_read_only: call.or_read_only,
+        }),
         Role::Mount => {
             let (volume, mountpoint) = (call.path(0)?, call.path(1)?);
             let (is_remount, mut options) = split_remount(&call.options);

@@ -38,7 +38,7 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     }
     let before = sync_volume(&mount)?;
     if matches!(before, VolumeState::Closed(_))
-        && let Some(done) = by_owner(&mount)
+        && let Some(done) = by_owner(&mount, args.or_read_only)
     {
         return done;
     }
@@ -49,7 +49,12 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     let server = close_result.map(CloseResultFd::process);
     let close_result = close_result.and_then(CloseResultFd::open);
     let closing = Closing::of(&mount, image, server);
-    unmount(&mount, Unmount::IfIdle)?;
+    match MountHandle::of(mount.clone()).unmount(Unmount::IfIdle) {
+        Err(error @ MountError::Busy(_)) if args.or_read_only => {
+            return make_read_only(&mount, &error);
+        }
+        done => done.map_err(|error| Failure::new(code::MOUNT, error))?,
+    }
     let has_ended = matches!(before, VolumeState::Gone);
     let closed = closing
         .wait(has_ended)
@@ -80,20 +85,18 @@ pub fn run(args: &args::Umount) -> Result<(), Failure> {
     }
 }
 
-/// umount(8)'s `-r`: a mount that could not be removed because of `failure` becomes read-only.
-pub fn make_read_only(mountpoint: &Path, failure: Failure) -> Result<(), Failure> {
-    let Ok(mount) = find(mountpoint) else {
-        return Err(failure);
-    };
-    match MountHandle::of(mount).remount("ro") {
+/// umount(8)'s `-r`: a mount that is in use becomes read-only. Any other failure stays one: what could not be written is
+/// lost, and behind the mount that was removed there may be another one.
+fn make_read_only(mount: &Mount, busy: &MountError) -> Result<(), Failure> {
+    match MountHandle::of(mount.clone()).remount("ro") {
         Ok(()) => {
-            let why = printable_text(&failure.message);
+            let why = printable_text(&busy.to_string());
             say(format_args!("steadfs: {why}; it is read-only now"));
             Ok(())
         }
         Err(error) => Err(Failure::new(
-            failure.code,
-            format!("{}; nor can it become read-only: {error}", failure.message),
+            code::MOUNT,
+            format!("{busy}; nor can it become read-only: {error}"),
         )),
     }
 }
@@ -162,7 +165,7 @@ fn sync_volume(mount: &Mount) -> Result<VolumeState, Failure> {
 }
 
 /// Root may not enter a mount of another user. So a process of that user does the work, if one can be started.
-fn by_owner(mount: &Mount) -> Option<Result<(), Failure>> {
+fn by_owner(mount: &Mount, or_read_only: bool) -> Option<Result<(), Failure>> {
     let number = |name: &str| {
         let mut items = mount.options.iter();
         items.find_map(|item| item.strip_prefix(name)?.parse::<u32>().ok())
@@ -172,7 +175,11 @@ fn by_owner(mount: &Mount) -> Option<Result<(), Failure>> {
         return None;
     }
     let mut command = Command::new("/proc/self/exe");
-    command.args(["umount", "--"]).arg(&mount.mountpoint);
+    match or_read_only {
+        true => command.arg0("umount.steadfs").arg("-r"),
+        false => command.args(["umount", "--"]),
+    };
+    command.arg(&mount.mountpoint);
     let ended = command.uid(user).gid(group).status().ok()?;
     Some(match ended.code().map(u8::try_from) {
         Some(Ok(0)) => Ok(()),

@@ -230,6 +230,9 @@ pub struct Umount {
     /// but the command does not wait for it. A server that is stuck must be killed. Requires root.
     #[arg(short, long)]
     pub force: bool,
+    /// For umount(8)'s -r: if the mount is in use, it becomes read-only.
+    #[arg(skip)]
+    pub or_read_only: bool,
 }
 
 /// List the mounted volumes.
