@@ -133,8 +133,7 @@ impl Mounting<'_> {
     ) -> Result<(Server, OwnedFd, OwnedFd), Failure> {
         loop {
             steadfs_rt::sleep(succession.pause);
-            if !broker.is_connected() {
-                // Without a mount there is nothing to continue.
+            if !broker.is_worth_continuing() {
                 return Err(not_taken_over());
             }
             let program = match succession.is_own {

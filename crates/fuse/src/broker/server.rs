@@ -4,6 +4,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::retry_on_intr;
 
 use super::codec::{Reply, Request};
 use super::commands::Commands;
@@ -143,16 +144,17 @@ impl Broker {
         self.left_devices.append(&mut self.devices);
     }
 
-    /// Whether the connection of the mount lives: an unmount ends it, and so does an abort.
+    /// Whether a successor has anything to continue: the mount, or what a server has acknowledged and not written. An
+    /// unmount does not wait until the server of an image has closed the volume, which may be killed then.
     #[must_use]
-    pub fn is_connected(&self) -> bool {
-        let Some((_, device)) = &self.mounted else {
-            return false;
-        };
-        let mut polled = [PollFd::new(device, PollFlags::IN)];
-        let now = Timespec::default();
-        let found = rustix::event::poll(&mut polled, Some(&now));
-        found.is_ok() && !polled[0].revents().contains(PollFlags::ERR)
+    pub fn is_worth_continuing(&self) -> bool {
+        self.record.is_some() || self.is_connected()
+    }
+
+    /// Whether the connection of the mount lives: an unmount ends it, and so does an abort.
+    fn is_connected(&self) -> bool {
+        let connection = self.mounted.as_ref();
+        connection.is_some_and(|(_, device)| !has_ended(device))
     }
 
     /// Serves until the server has ended. `options` says how to mount; `usable` is called once the mount is, with its handle if
@@ -333,10 +335,20 @@ impl Broker {
         match (self.succession.is_handed_over(), self.is_served) {
             (true, true) => Ended::HandedOver,
             (true, false) => Ended::NotTakenOver,
-            (false, true) if self.is_connected() && self.can_continue() => Ended::Unexpectedly,
+            (false, true) if self.is_worth_continuing() && self.can_continue() => {
+                Ended::Unexpectedly
+            }
             (false, _) => Ended::WithMount(failure),
         }
     }
+}
+
+/// Whether a connection has ended. Where poll(2) fails, for lack of memory, it has not.
+fn has_ended(device: &OwnedFd) -> bool {
+    let mut polled = [PollFd::new(device, PollFlags::IN)];
+    let now = Timespec::default();
+    let found = retry_on_intr(|| rustix::event::poll(&mut polled, Some(&now)));
+    found.is_ok() && polled[0].revents().contains(PollFlags::ERR)
 }
 
 /// Makes the file for the result of closing the volume, which is kept as long as the broker lives, for all its servers.

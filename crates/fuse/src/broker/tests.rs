@@ -318,20 +318,34 @@ fn no_server_continues_with_other_files() {
     }
 }
 
-/// A server that ends because its mount was unmounted.
+/// A server that ends because its mount was unmounted has a successor only for what it has recorded and not written.
 #[test]
-fn a_mount_that_is_gone_is_not_continued() {
-    let mounter = Arc::new(CountingMounter {
-        unmounts: true,
-        ..CountingMounter::default()
-    });
-    let (broker, ours) = broker_with(&mounter);
-    let task = run_broker(broker);
-    for done in ["mount 1 0", "usable", "standby 45 ended"] {
-        assert_eq!(ask_for(&ours, done).0, "done");
+fn of_a_mount_that_is_gone_only_a_record_is_continued() {
+    for (is_recorded, is_written) in [(false, false), (true, false), (true, true)] {
+        let mounter = Arc::new(CountingMounter {
+            unmounts: true,
+            ..CountingMounter::default()
+        });
+        let (broker, ours) = broker_with(&mounter);
+        let task = run_broker(broker);
+        if is_recorded {
+            assert_eq!(ask_for(&ours, "record").0, "done");
+        }
+        for done in ["mount 1 0", "usable", "standby 45 ended"] {
+            assert_eq!(ask_for(&ours, done).0, "done");
+        }
+        if is_written {
+            let nothing = Request::Standby(String::new()).encode();
+            assert_eq!(ask_for(&ours, &nothing).0, "done");
+        }
+        drop(ours);
+        let (broker, ended) = task.join();
+        assert_eq!(broker.is_worth_continuing(), is_recorded);
+        match is_recorded && !is_written {
+            true => assert!(matches!(ended, Ended::Unexpectedly)),
+            false => assert!(matches!(ended, Ended::WithMount(None))),
+        }
     }
-    drop(ours);
-    assert!(matches!(task.join().1, Ended::WithMount(None)));
 }
 
 #[test]
