@@ -110,11 +110,16 @@ impl Mounting<'_> {
         let reopen = move |claim| steadfs::reopen_for_writing(&path, &options, claim);
         let mounter = KernelMount::new(self.mountpoint);
         let mounter = Arc::new(mounter.map_err(|error| mount_failure(&error.into()))?);
-        let mut broker = Broker::new(requests, Arc::clone(&commands), mounter, Box::new(reopen))
-            .with_files(ServedFiles::new(self.path, &self.options));
+        let mut broker = Broker::new(
+            requests,
+            Arc::clone(&commands),
+            Arc::<KernelMount>::clone(&mounter),
+            Box::new(reopen),
+        )
+        .with_files(ServedFiles::new(self.path, &self.options));
         let mut succession = Succession::default();
         loop {
-            let ended = self.run(&mut broker, &commands);
+            let ended = self.run(&mut broker, &commands, &mounter);
             let status = server.wait()?;
             if let Some(result) = succession.after(ended, status) {
                 return result;
@@ -152,7 +157,12 @@ impl Mounting<'_> {
         }
     }
 
-    fn run(&mut self, broker: &mut Broker, commands: &Arc<Commands>) -> Ended {
+    fn run(
+        &mut self,
+        broker: &mut Broker,
+        commands: &Arc<Commands>,
+        mounter: &Arc<KernelMount>,
+    ) -> Ended {
         let (path, options) = (self.path, self.options.clone());
         let ending = &self.ending;
         let usable = |handle: Option<MountHandle>| {
@@ -166,7 +176,7 @@ impl Mounting<'_> {
             leave_terminal(nowhere);
         };
         let mounts = |facts| {
-            ending.mounts();
+            ending.mounts(Arc::<KernelMount>::clone(mounter));
             steadfs::mount_options(path, &options, facts)
         };
         broker.run(mounts, usable)

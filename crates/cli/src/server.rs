@@ -10,8 +10,9 @@ use std::time::Duration;
 
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{
-    BrokerClient, Error, HandOverError, Inheritance, Kind, Legacy, MountError, Mounter, OpenError,
-    Options, Record, Served, ServiceClient, Unmount, Volume, VolumeDevice, serve_commands,
+    BrokerClient, Error, HandOverError, Inheritance, KernelMount, Kind, Legacy, MountError,
+    Mounter, OpenError, Options, Record, Served, ServiceClient, Unmount, Volume, VolumeDevice,
+    serve_commands,
 };
 use steadfs_vfs::{FsError, ShutdownMode};
 
@@ -44,9 +45,11 @@ pub fn run(
     let options = mounted_on(options, mountpoint);
     let (volume, options) = open(path, &options, args.options.read_write)?;
     report(args, &volume);
-    ending.mounts();
-    let mounted = steadfs::mount(&volume, mountpoint, &options)
-        .map_err(|error| close_unmounted(&volume, &error))?;
+    let unmounted = |error| close_unmounted(&volume, &error);
+    let kernel = KernelMount::new(mountpoint).map_err(|error| unmounted(error.into()))?;
+    let kernel = Arc::new(kernel);
+    ending.mounts(Arc::<KernelMount>::clone(&kernel));
+    let mounted = steadfs::mount_by(&volume, &kernel, &options).map_err(unmounted)?;
     let fs = Arc::downgrade(&volume.fs());
     let sync = move || match fs.upgrade() {
         Some(fs) => fs.sync_all(&owner_cx()).map_err(|error| error.to_string()),

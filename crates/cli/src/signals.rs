@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
-use steadfs::{MountError, MountHandle, SyncError, Unmount};
+use steadfs::{MountError, MountHandle, Mounter, SyncError, Unmount};
 use steadfs_rt::{Instant, Mutex, Rank};
 
 use crate::failure::code;
@@ -80,7 +80,7 @@ fn is_ignored(signal: i32) -> bool {
 ///
 /// A second signal ends the program, and what is not written then is lost. It must be another event: it has no effect
 /// within a second of the first one ([`SAME_EVENT`]), nor at any time if it is SIGHUP, because the shell and the kernel
-/// both send one when a terminal is closed.
+/// both send one when a terminal is closed. If the mount is not usable yet it is detached before: its server may hang.
 #[derive(Clone)]
 pub struct Ending(Arc<Mutex<State>>);
 
@@ -88,6 +88,8 @@ struct State {
     stage: Stage,
     /// When the stage was entered in which a signal has asked for the end.
     asked: Option<Instant>,
+    /// What has made the mount, or is about to.
+    mounter: Option<Arc<dyn Mounter + Send + Sync>>,
     /// The task that unmounts.
     task: Option<Sender<()>>,
 }
@@ -142,14 +144,16 @@ impl Ending {
         let state = State {
             stage: Stage::Starting,
             asked: None,
+            mounter: None,
             task: None,
         };
         Self(Arc::new(Mutex::new(Rank::Leaf, state)))
     }
 
-    /// The mount is about to be made.
-    pub fn mounts(&self) {
+    /// `mounter` is about to make the mount.
+    pub fn mounts(&self, mounter: Arc<dyn Mounter + Send + Sync>) {
         let mut state = self.0.lock();
+        state.mounter = Some(mounter);
         if state.stage == Stage::Starting {
             state.stage = Stage::Mounting;
         }
@@ -208,6 +212,11 @@ impl Ending {
             }
             Effect::GiveUp => {
                 tracing::error!("a second signal: what is not written is lost");
+                let unusable = state.unusable();
+                drop(state);
+                if let Some(mounter) = unusable {
+                    mounter.detach();
+                }
                 give_up();
             }
         }
@@ -226,6 +235,11 @@ impl State {
         self.stage = Stage::Asked;
         self.asked = Some(now);
         Effect::Asked
+    }
+
+    /// What has made a mount that is not usable yet, which the end of this process would leave without a server.
+    fn unusable(&mut self) -> Option<Arc<dyn Mounter + Send + Sync>> {
+        self.mounter.take_if(|_| self.task.is_none())
     }
 
     fn is_same_event(&self, now: Instant) -> bool {
@@ -322,7 +336,16 @@ fn sync_covered(handle: &MountHandle) {
 
 #[cfg(test)]
 mod tests {
+    use std::path::Path;
+
+    use steadfs::KernelMount;
+
     use super::*;
+
+    /// Has mounted nothing.
+    fn mounter() -> Arc<KernelMount> {
+        Arc::new(KernelMount::new(Path::new("/")).unwrap())
+    }
 
     fn signalled(ending: &Ending, signal: i32) -> Effect {
         ending.0.lock().signalled(signal, steadfs_rt::now())
@@ -344,7 +367,7 @@ mod tests {
     fn a_signal_while_the_mount_is_made_waits_and_a_second_one_does_not() {
         for is_usable in [false, true] {
             let ending = Ending::new();
-            ending.mounts();
+            ending.mounts(mounter());
             assert_eq!(signalled(&ending, SIGTERM), Effect::Asked);
             let (task, requests) = channel();
             if is_usable {
@@ -352,13 +375,15 @@ mod tests {
                 assert!(requests.try_recv().is_ok());
             }
             assert_eq!(signalled_later(&ending, SIGTERM), Effect::GiveUp);
+            let detached = ending.0.lock().unusable();
+            assert_eq!(detached.is_none(), is_usable);
         }
     }
 
     #[test]
     fn a_second_signal_does_not_wait_for_the_task_that_unmounts() {
         let ending = Ending::new();
-        ending.mounts();
+        ending.mounts(mounter());
         let (task, requests) = channel();
         ending.serve_by(task);
         assert!(requests.try_recv().is_err());
@@ -370,7 +395,7 @@ mod tests {
     #[test]
     fn signals_of_one_event_ask_once_and_end_nothing() {
         let ending = Ending::new();
-        ending.mounts();
+        ending.mounts(mounter());
         let (task, requests) = channel();
         ending.serve_by(task);
         assert_eq!(signalled(&ending, SIGTERM), Effect::Asked);

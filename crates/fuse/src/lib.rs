@@ -56,7 +56,7 @@ pub use error::MountError;
 pub use mount::{
     BlockDevice, FileId, Inheritance, KernelMount, Legacy, MountEntry, MountFlags, MountHandle,
     MountOptions, Mounted, Mounter, Served, SyncError, Synced, Transport, Unmount, is_server_gone,
-    mount, prepare_rings, serve, serve_on, uring_hint,
+    mount, mount_by, prepare_rings, serve, serve_on, uring_hint,
 };
 pub use named_file::NamedFile;
 pub use owner::{Classifier, Owners, host_groups};

@@ -246,17 +246,31 @@ pub enum Unmount {
 }
 
 /// Mounts `fs` on the directory `mountpoint` and serves it. Returns when the mount is usable.
+///
+/// # Errors
+/// There is no mount.
 pub fn mount(
     fs: Arc<dyn FileSystem>,
     mountpoint: &Path,
     options: MountOptions,
 ) -> Result<Mounted, MountError> {
-    let kernel = KernelMount::new(mountpoint)?;
-    let served = serve(fs, &kernel, &options)?;
-    let handle = kernel.handle();
+    mount_by(fs, &KernelMount::new(mountpoint)?, &options)
+}
+
+/// Mounts `fs` by `kernel` and serves it. Returns when the mount is usable; until then another thread may remove it by
+/// `kernel`.
+///
+/// # Errors
+/// There is no mount.
+pub fn mount_by(
+    fs: Arc<dyn FileSystem>,
+    kernel: &KernelMount,
+    options: &MountOptions,
+) -> Result<Mounted, MountError> {
+    let served = serve(fs, kernel, options)?;
     Ok(Mounted {
         served,
-        handle: handle.expect("what is served is mounted"),
+        handle: kernel.handle().ok_or(MountError::ConnectionEnded)?,
         waited: false,
     })
 }

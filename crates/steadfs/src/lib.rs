@@ -181,7 +181,7 @@ pub use io::{Caller, Io};
 pub use io_options::IoOptions;
 pub use making::{Format, Formatted};
 #[cfg(feature = "mount")]
-pub use mount::{Mounting, mount, mount_options, prepare_rings, serve, serve_on};
+pub use mount::{Mounting, mount, mount_by, mount_options, prepare_rings, serve, serve_on};
 pub use nbd::{is_uri, size_on_server};
 pub use opening::OpenVolume;
 pub use options::{FuseTransport, IoEngine, MIN_CACHE_SIZE, MountFlags, Options, Overlay, SECTOR};

@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use steadfs_base::InodeNo;
 use steadfs_fuse::{
-    BlockDevice, FileId, Inheritance, MountFlags, MountOptions, Mounted, Mounter, Served, Stats,
-    Transport, VolumeFacts,
+    BlockDevice, FileId, Inheritance, KernelMount, MountFlags, MountOptions, Mounted, Mounter,
+    Served, Stats, Transport, VolumeFacts,
 };
 use steadfs_vfs::options::items;
 use steadfs_vfs::{FileSystem, RecordedState, WithControl};
@@ -23,13 +23,26 @@ pub use builder::Mounting;
 /// Mounts an open volume on a directory. When [`Mounted::wait`] returns the volume is closed.
 pub fn mount(volume: &Volume, mountpoint: &Path, options: &Options) -> Result<Mounted, Error> {
     let mut options = options.clone();
-    // This process serves, as it is.
-    options.sandbox = false;
     let place = std::path::absolute(mountpoint).unwrap_or_else(|_| mountpoint.to_owned());
     let place = place.into_os_string().into_encoded_bytes();
     options.ext4.mounted_on.get_or_insert(place);
+    mount_by(volume, &KernelMount::new(mountpoint)?, &options)
+}
+
+/// The same where `kernel` mounts, by which another thread can remove the mount before it is usable.
+///
+/// # Errors
+/// [`Error::Mount`]: there is no mount.
+pub fn mount_by(
+    volume: &Volume,
+    kernel: &KernelMount,
+    options: &Options,
+) -> Result<Mounted, Error> {
+    let mut options = options.clone();
+    // This process serves, as it is.
+    options.sandbox = false;
     let (fs, how) = prepare(volume, &options, Some(&[]), steadfs_rt::kernel_ids());
-    let mounted = steadfs_fuse::mount(fs, mountpoint, how)?;
+    let mounted = steadfs_fuse::mount_by(fs, kernel, &how)?;
     volume.in_use().leave_to_server();
     Ok(mounted)
 }
