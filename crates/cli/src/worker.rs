@@ -41,6 +41,10 @@ use two_way::TwoWay;
 const NAME: &str = "steadfs-volume";
 /// Longest answer of a worker that probes, in bytes.
 const LINE_MAX: u64 = 4096;
+/// Longest text in it, in characters of at most 4 bytes.
+const TEXT_CHARS_MAX: usize = 1000;
+/// Why an answer is of no use.
+const NO_SUCH_ANSWER: &str = "it gives no such answer";
 
 /// The answer for a partition that is no window of the file.
 const LAYERED: &str = "layered\n";
@@ -264,10 +268,10 @@ impl Content {
 
     fn to_line(&self) -> String {
         match self {
-            Self::Volume(kind) => format!("volume {kind}\n"),
-            Self::Known(what) => format!("known {what}\n"),
-            Self::Failed(why) => format!("failed {why}\n"),
-            Self::Unknown => "unknown \n".to_owned(),
+            Self::Volume(kind) => line("volume", kind),
+            Self::Known(what) => line("known", what),
+            Self::Failed(why) => line("failed", why),
+            Self::Unknown => line("unknown", ""),
         }
     }
 
@@ -299,7 +303,7 @@ pub fn content(
 
 fn probe(image: &Path, list: &str) -> Result<Content, Failure> {
     let answer = answer_to(Task::Probe, list, image)?;
-    Content::of_line(&answer).ok_or_else(|| no_answer(image, "it gives no such answer"))
+    Content::of_line(&answer).ok_or_else(|| no_answer(Task::Probe, image, NO_SUCH_ANSWER))
 }
 
 /// Finds out where a partition of a disk is, in the sandbox by a worker; `None` if it is no window of the file, so that the
@@ -347,7 +351,7 @@ fn print_partition(disk: &Path, which: &str) -> Result<(), Failure> {
     let line = match found {
         Ok(Some(found)) => format!("found {} {}\n", found.start, found.bytes),
         Ok(None) => LAYERED.to_owned(),
-        Err(why) => format!("none {why}\n"),
+        Err(why) => line("none", &why.to_string()),
     };
     crate::output::print(|out| out.write_all(line.as_bytes()))
 }
@@ -370,7 +374,7 @@ pub fn check_nodes(
     match (&*answer, answer.strip_prefix("used ")) {
         (UNUSED, _) => Ok(()),
         (_, Some(why)) => Err(Failure::plain(printable_text(why.trim_end()))),
-        _ => Err(no_answer(image, "it gives no such answer")),
+        _ => Err(no_answer(Task::Nodes, image, NO_SUCH_ANSWER)),
     }
 }
 
@@ -394,17 +398,30 @@ fn nodes(
 fn print_nodes(image: &Path, list: &str) -> Result<(), Failure> {
     let line = match nodes(image, list, |_| sandbox::enter(false).map(drop)) {
         Ok(()) => UNUSED.to_owned(),
-        Err(failure) => format!("used {}\n", failure.message),
+        Err(failure) => line("used", &failure.message),
     };
     crate::output::print(|out| out.write_all(line.as_bytes()))
 }
 
-/// The error without an answer: nothing is known about the device then, also not that it is empty or unused.
-fn no_answer(image: &Path, why: &str) -> Failure {
+/// The error without an answer: nothing is known about the device then, also not that it is empty or unused. Content that ends
+/// each worker would keep a device from being formatted, so the error names the way out.
+fn no_answer(task: Task, image: &Path, why: &str) -> Failure {
     let image = image.display();
+    let way_out = match task {
+        Task::Probe | Task::Nodes => {
+            "to overwrite it all the same, empty it with wipefs -a before, or add --sandbox=off"
+        }
+        _ => "set STEADFS_SANDBOX=off if its content is trusted",
+    };
     Failure::plain(format!(
-        "{image}: cannot be examined by a process without rights: {why}"
+        "{image}: cannot be examined by a process without rights: {why}; {way_out}"
     ))
+}
+
+/// A line of an answer, cut to [`LINE_MAX`].
+fn line(word: &str, text: &str) -> String {
+    let text: String = text.chars().take(TEXT_CHARS_MAX).collect();
+    format!("{word} {text}\n")
 }
 
 /// What a worker prints, a line, whose messages are shown where they explain a wait.
@@ -434,7 +451,8 @@ fn answer_to(task: Task, list: &str, image: &Path) -> Result<String, Failure> {
         printer.join();
     }
     if !status.success() || !line.ends_with(b"\n") {
-        return Err(no_answer(image, &format!("it has ended with {status}")));
+        let why = format!("it has ended with {status}");
+        return Err(no_answer(task, image, &why));
     }
     Ok(String::from_utf8_lossy(&line).into_owned())
 }
@@ -576,6 +594,17 @@ fn open(image: &Path, list: &str, access: Access) -> Result<(Opened, Vec<String>
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_answer_of_a_long_path_is_a_whole_line() {
+        let path = "\u{1F4BE}".repeat(5000);
+        let answer = Content::Failed(format!("{path}: in use")).to_line();
+        assert!(answer.len() as u64 <= LINE_MAX);
+        let Some(Content::Failed(why)) = Content::of_line(&answer) else {
+            panic!("{answer}");
+        };
+        assert!(path.starts_with(&why));
+    }
 
     #[test]
     fn what_is_no_whole_answer_is_not_taken_for_one() {

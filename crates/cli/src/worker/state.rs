@@ -5,7 +5,7 @@ use std::path::Path;
 use steadfs::tools::printable_text;
 use steadfs::{Marks, Options, VolumeDevice};
 
-use super::{Task, answer_to};
+use super::{Task, answer_to, line};
 use crate::failure::Failure;
 use crate::sandbox;
 
@@ -69,7 +69,7 @@ pub fn print(image: &Path, list: &str) -> Result<(), Failure> {
             let word = word.map_or("check", |(word, _)| word);
             format!("{word} {summary}\n")
         }
-        Err(failure) => format!("none {}\n", failure.message),
+        Err(failure) => line("none", &failure.message),
     };
     crate::output::print(|out| out.write_all(line.as_bytes()))
 }
