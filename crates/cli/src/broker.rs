@@ -137,8 +137,7 @@ impl Mounting<'_> {
         succession: &mut Succession,
     ) -> Result<(Server, OwnedFd, OwnedFd), Failure> {
         loop {
-            steadfs_rt::sleep(succession.pause);
-            if !broker.is_worth_continuing() {
+            if !broker.is_worth_continuing_after(succession.pause) {
                 return Err(not_taken_over());
             }
             let program = match succession.is_own {
@@ -203,6 +202,8 @@ const RESTARTS_TIME: Duration = Duration::from_secs(60);
 /// Pauses between the attempts to continue a mount, in milliseconds. What the device or the host lacks may pass:
 /// callers wait in the kernel meanwhile, and a mount that is given up is lost, with what it has acknowledged.
 const PAUSES_MS: [u64; 6] = [0, 100, 500, 2000, 10_000, 30_000];
+/// Attempts begin within this time, since each may wait for locks as long.
+const ATTEMPTS_TIME: Duration = server::LOCKS_TIME;
 
 /// Which program is the next server, and when.
 #[derive(Default)]
@@ -213,6 +214,8 @@ struct Succession {
     ended: Vec<Instant>,
     /// Attempts in a row that have failed.
     failed: usize,
+    /// No attempt begins from then on.
+    deadline: Option<Instant>,
     /// Time until the next attempt.
     pause: Duration,
 }
@@ -250,11 +253,14 @@ impl Succession {
     /// A server that has served is followed by the program as it is installed now, at once.
     fn begin(&mut self) {
         (self.is_own, self.failed, self.pause) = (false, 0, Duration::ZERO);
+        self.deadline = Some(steadfs_rt::now() + ATTEMPTS_TIME);
     }
 
     /// An attempt has failed. Returns whether there is another one.
     fn has_failed(&mut self) -> bool {
+        let in_time = |deadline| steadfs_rt::now() < deadline;
         let pause = PAUSES_MS.get(self.failed);
+        let pause = pause.filter(|_| self.deadline.is_none_or(in_time));
         self.failed += 1;
         self.pause = Duration::from_millis(pause.copied().unwrap_or_default());
         pause.is_some()
@@ -343,6 +349,17 @@ mod tests {
         }
         assert!(waited > Duration::from_secs(30), "{waited:?}");
         assert!(attempts < 10, "{attempts}");
+    }
+
+    /// An attempt may wait for locks as long as all together may take.
+    #[test]
+    fn no_attempt_follows_one_that_has_waited_for_locks_in_vain() {
+        let mut succession = Succession::default();
+        let ended = ExitStatus::default();
+        assert!(succession.after(Ended::Unexpectedly, ended).is_none());
+        assert!(succession.after(Ended::NotTakenOver, ended).is_none());
+        succession.deadline = Some(steadfs_rt::now());
+        assert!(succession.after(Ended::NotTakenOver, ended).is_some());
     }
 
     #[test]

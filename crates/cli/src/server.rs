@@ -11,8 +11,8 @@ use std::time::Duration;
 use steadfs::tools::{owner_cx, printable_text};
 use steadfs::{
     BrokerClient, Error, HandOverError, Inheritance, KernelMount, Kind, Legacy, MountError,
-    Mounter, OpenError, Options, Record, Served, ServiceClient, Unmount, Volume, VolumeDevice,
-    serve_commands,
+    Mounter, OpenError, Options, Record, Served, ServiceClient, TakenOver, Unmount, Volume,
+    VolumeDevice, serve_commands,
 };
 use steadfs_vfs::{FsError, ShutdownMode};
 
@@ -24,7 +24,7 @@ use crate::{args, broker, kind, log, mount, sandbox, signals};
 /// requests. Additional threads increase parallelism.
 pub const THREADS: usize = 16;
 /// Longest time that a successor waits for the locks of its predecessor: error handling of a device takes minutes.
-const LOCKS_TIME: Duration = Duration::from_secs(300);
+pub const LOCKS_TIME: Duration = Duration::from_secs(300);
 /// The wait for locks that is reported.
 const LOCKS_NOTICE: Duration = Duration::from_secs(5);
 /// The exit code of a contained server whose volume can only be read: the broker starts another one, with `ro`.
@@ -136,7 +136,7 @@ pub fn run_successor(
     let failed = |error: Error| mount_failure(&error);
     let left = broker.take_over().map_err(|error| failed(error.into()))?;
     steadfs::prepare_rings(options);
-    let opened = open_device_again(path, options, left.claimed)
+    let opened = open_device_again(path, options, &left)
         .and_then(|opened| opened.confirmed_by(&broker))
         .map_err(failed)?;
     sandbox::enter_as_server()?;
@@ -171,12 +171,20 @@ pub fn run_successor(
 
 /// Opens the device of a server that has ended: the kernel may drop what that one had open, and its locks, a little later,
 /// when the last request of its rings has ended.
-fn open_device_again(path: &Path, options: &Options, claimed: bool) -> Result<VolumeDevice, Error> {
+fn open_device_again(
+    path: &Path,
+    options: &Options,
+    left: &TakenOver,
+) -> Result<VolumeDevice, Error> {
     const STEP: Duration = Duration::from_millis(20);
     let began = steadfs_rt::now();
     let mut is_reported = false;
     loop {
-        match VolumeDevice::open_again(path, options, claimed) {
+        if !left.is_worth_continuing() {
+            // It shall not be in the way of another mount.
+            return Err(MountError::ConnectionEnded.into());
+        }
+        match VolumeDevice::open_again(path, options, left.claimed) {
             Err(Error::Open(error @ OpenError::Busy { .. })) if began.elapsed() < LOCKS_TIME => {
                 if began.elapsed() > LOCKS_NOTICE && !std::mem::replace(&mut is_reported, true) {
                     tracing::warn!(%error, "waiting for what the last server had open");

@@ -19,7 +19,10 @@ mod succession;
 
 use std::io;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::time::Duration;
 
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::retry_on_intr;
 use rustix::net::{AddressFamily, SocketFlags, SocketType};
 
 use crate::datagram;
@@ -59,6 +62,15 @@ fn receive(socket: &OwnedFd) -> io::Result<Option<(String, Vec<OwnedFd>)>> {
     };
     let text = String::from_utf8(bytes).map_err(|_| io::Error::other("a message is no text"))?;
     Ok(Some((text, fds)))
+}
+
+/// Waits until a connection has ended; `false` if it has not after `time`, or if poll(2) fails for lack of memory.
+fn ends_within(device: &OwnedFd, time: Duration) -> bool {
+    // Not for requests: only errors are reported then.
+    let mut polled = [PollFd::new(device, PollFlags::empty())];
+    let time = Timespec::try_from(time).ok();
+    let found = retry_on_intr(|| rustix::event::poll(&mut polled, time.as_ref()));
+    found.is_ok() && polled[0].revents().contains(PollFlags::ERR)
 }
 
 #[cfg(test)]

@@ -214,7 +214,8 @@ pub use steadfs_fuse::{
     Broker, BrokerClient, CloseResult, CloseResultFd, Commands, Ended, FileId, HandOverError,
     Inheritance, KernelMount, Legacy, MountEntry, MountError, MountHandle, Mounted, Mounter,
     NamedFile, PendingCloseResult, Record, Reopen, Served, Service, ServiceClient, ServiceError,
-    SyncError, Synced, Unmount, broker_sockets, is_server_gone, serve_commands, uring_hint,
+    SyncError, Synced, TakenOver, Unmount, broker_sockets, is_server_gone, serve_commands,
+    uring_hint,
 };
 pub use steadfs_stack::Stop;
 pub use steadfs_vfs::verity::VerityOptions;

@@ -10,7 +10,7 @@ use steadfs_rt::{Mutex, Rank, now, sleep};
 
 use super::codec::{Reply, Request};
 use super::server::VolumeFacts;
-use super::{receive, send};
+use super::{ends_within, receive, send};
 use crate::error::MountError;
 use crate::host::{self, Answer, Host, Question};
 use crate::mount::{MountOptions, Mounter};
@@ -36,6 +36,14 @@ pub struct TakenOver {
     pub claimed: bool,
     /// The file with its [`Record`](crate::Record), if its calls were recorded.
     pub record: Option<OwnedFd>,
+}
+
+impl TakenOver {
+    /// Whether there is anything to continue: the mount, or what was acknowledged and may not be written.
+    #[must_use]
+    pub fn is_worth_continuing(&self) -> bool {
+        self.record.is_some() || !ends_within(&self.device, Duration::ZERO)
+    }
 }
 
 impl BrokerClient {

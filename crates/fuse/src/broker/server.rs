@@ -2,14 +2,12 @@
 
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-
-use rustix::event::{PollFd, PollFlags, Timespec};
-use rustix::io::retry_on_intr;
+use std::time::Duration;
 
 use super::codec::{Reply, Request};
 use super::commands::Commands;
 use super::succession::Succession;
-use super::{receive, send};
+use super::{ends_within, receive, send};
 use crate::error::MountError;
 use crate::host::{Answer, new_close_result};
 use crate::mount::{MountHandle, MountOptions, Mounter};
@@ -151,10 +149,22 @@ impl Broker {
         self.record.is_some() || self.is_connected()
     }
 
+    /// The same after a pause, which ends early if nothing is left to continue.
+    #[must_use]
+    pub fn is_worth_continuing_after(&self, pause: Duration) -> bool {
+        match (&self.mounted, &self.record) {
+            (Some((_, device)), None) => !ends_within(device, pause),
+            _ => {
+                steadfs_rt::sleep(pause);
+                self.is_worth_continuing()
+            }
+        }
+    }
+
     /// Whether the connection of the mount lives: an unmount ends it, and so does an abort.
     fn is_connected(&self) -> bool {
         let connection = self.mounted.as_ref();
-        connection.is_some_and(|(_, device)| !has_ended(device))
+        connection.is_some_and(|(_, device)| !ends_within(device, Duration::ZERO))
     }
 
     /// Serves until the server has ended. `options` says how to mount; `usable` is called once the mount is, with its handle if
@@ -341,14 +351,6 @@ impl Broker {
             (false, _) => Ended::WithMount(failure),
         }
     }
-}
-
-/// Whether a connection has ended. Where poll(2) fails, for lack of memory, it has not.
-fn has_ended(device: &OwnedFd) -> bool {
-    let mut polled = [PollFd::new(device, PollFlags::IN)];
-    let now = Timespec::default();
-    let found = retry_on_intr(|| rustix::event::poll(&mut polled, Some(&now)));
-    found.is_ok() && polled[0].revents().contains(PollFlags::ERR)
 }
 
 /// Makes the file for the result of closing the volume, which is kept as long as the broker lives, for all its servers.

@@ -341,6 +341,9 @@ fn of_a_mount_that_is_gone_only_a_record_is_continued() {
         drop(ours);
         let (broker, ended) = task.join();
         assert_eq!(broker.is_worth_continuing(), is_recorded);
+        // No pause is waited for in vain.
+        let pause = Duration::from_secs(if is_recorded { 0 } else { 600 });
+        assert_eq!(broker.is_worth_continuing_after(pause), is_recorded);
         match is_recorded && !is_written {
             true => assert!(matches!(ended, Ended::Unexpectedly)),
             false => assert!(matches!(ended, Ended::WithMount(None))),
