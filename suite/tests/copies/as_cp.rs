@@ -288,6 +288,10 @@ fn a_link_does_not_replace_the_file_that_it_leads_to() {
     refused(&["cp", "-aT", &at(&volume, "/d"), &root], "same file");
     refused(&["mv", &link, &file], "same file");
     refused(&["mv", &at(&volume, "/d/a"), &root], "same file");
+    for text in ["a", "/a", "link", "./d/../a"] {
+        refused(&["ln", "-sf", text, &file], "same file");
+    }
+    refused(&["ln", "-sf", "../a", "d/a", &root], "same file");
     assert_eq!(content(&volume, "/a"), "precious\n");
     // A link may take another link's place, and that of a file that it does not lead to.
     cp(&["-d", &link, &second]);

@@ -114,7 +114,8 @@ impl<'a> Editor<'a> {
         let (fs, cx) = (self.fs, self.cx);
         if let Some(there) = &to.found {
             let is_link = file.attr().kind == FileKind::Symlink;
-            let same = there.ino() == file.ino() || is_link && self.is_end(source, &to, there)?;
+            let same =
+                there.ino() == file.ino() || is_link && self.is_end(source, &to, there, MV)?;
             // Also for two names of one file, where rename(2) would leave both.
             if same {
                 return super::super::refused(&to.path, SAME_FILE);
@@ -149,15 +150,21 @@ impl<'a> Editor<'a> {
         Ok(())
     }
 
-    /// Whether a link leads to a target, which is the only name of its file or the very name that the link leads to.
-    fn is_end(&self, link: &[u8], to: &Spot<'_>, there: &Held<'_>) -> Result<bool> {
-        if !leads_to(self.fs, self.cx, link, there.attr()).in_change(link, MV)? {
+    /// Whether a path leads to a target, which is the only name of its file or the very name that the path leads to.
+    fn is_end(
+        &self,
+        path: &[u8],
+        to: &Spot<'_>,
+        there: &Held<'_>,
+        what: &'static str,
+    ) -> Result<bool> {
+        if !leads_to(self.fs, self.cx, path, there.attr()).in_change(path, what)? {
             return Ok(false);
         }
         if there.attr().nlink < 2 || there.attr().kind == FileKind::Directory {
             return Ok(true);
         }
-        let end = self.end_of_links(link, MV)?;
+        let end = self.end_of_links(path, what)?;
         Ok((end.dir.ino(), &end.name) == (to.dir.ino(), &to.name))
     }
 
@@ -199,6 +206,7 @@ impl<'a> Editor<'a> {
         if is_of_dir(at) {
             return Err(FsError::NotFound).in_change(at, LN);
         }
+        let text = self.link_text(operand, at, options)?;
         let spot = self.spot(at, LN)?;
         let key = (spot.dir.ino(), spot.name.clone());
         let replaces = options.force || options.ask;
@@ -224,14 +232,13 @@ impl<'a> Editor<'a> {
             if is_dir(there) {
                 return Err(FsError::IsDir).in_change(at, "cannot replace");
             }
+            if options.symbolic {
+                self.spare_end(operand, &text, &spot, there)?;
+            }
             if !self.agrees(options.ask, &Question::Overwrite(at)) {
                 return Ok(());
             }
         }
-        let text = match options.symbolic && options.relative {
-            true => relative::way(fs, cx, operand, at).in_change(at, LN)?,
-            false => operand.to_vec(),
-        };
         let dir = spot.dir.ino();
         let link = |name: &[u8]| match &file {
             Some(file) => fs.link(cx, file.ino(), dir, name),
@@ -248,6 +255,36 @@ impl<'a> Editor<'a> {
             operand: &text,
             symbolic: options.symbolic,
         });
+        Ok(())
+    }
+
+    fn link_text(&self, operand: &[u8], at: &[u8], options: LinkOptions) -> Result<Vec<u8>> {
+        match options.symbolic && options.relative {
+            true => relative::way(self.fs, self.cx, operand, at).in_change(at, LN),
+            false => Ok(operand.to_vec()),
+        }
+    }
+
+    /// Refuses a symbolic link in the place of the file that it would lead to, from its directory or, as ln(1) takes the
+    /// operand, from the root.
+    fn spare_end(
+        &self,
+        operand: &[u8],
+        text: &[u8],
+        spot: &Spot<'_>,
+        there: &Held<'_>,
+    ) -> Result<()> {
+        let around = spot.path.iter().rposition(|byte| *byte == b'/');
+        let around = &spot.path[..around.map_or(0, |at| at + 1)];
+        let behind = match text.starts_with(b"/") {
+            true => text.to_vec(),
+            false => [around, text].concat(),
+        };
+        for path in [operand, &behind] {
+            if self.is_end(path, spot, there, LN)? {
+                return super::super::refused(&spot.path, SAME_FILE);
+            }
+        }
         Ok(())
     }
 }
