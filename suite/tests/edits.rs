@@ -73,6 +73,8 @@ const COMMANDS: &[&str] = &[
     "ln -t @/p @/f @/size",
     "ln @/dangling @/hard-link",
     "touch -h -d @7 @/dangling",
+    "touch @/dangling/",
+    "truncate -s 1 @/dangling/",
     "ln -s ../d/new @/p/lead",
     "ln -s p/lead @/lead",
     "touch @/lead",
@@ -83,6 +85,10 @@ const COMMANDS: &[&str] = &[
     "truncate -s 1 @/no-dir",
     "ln -s gone/ @/of-dir",
     "touch @/of-dir",
+    "ln -s new-dir/ @/middle",
+    "ln -s none @/new-dir",
+    "touch @/middle",
+    "truncate -s 1 @/middle",
     "touch @/content",
     "ln -s content @/leads",
     "mv @/leads @/content",
@@ -289,6 +295,26 @@ fn operands_on_several_volumes_are_changed_or_refused() {
         );
         image.check_clean();
     }
+}
+
+/// A slash behind the link says that it leads to a directory, which touch and truncate do not make.
+#[test]
+fn no_file_is_made_where_a_directory_is_named() {
+    let scratch = Scratch::new();
+    let volume = image(&scratch, "a.img", "ext4", 8 * MIB);
+    let at = |path: &str| format!("{}:{path}", volume.path().display());
+    for (text, link) in [("/new", "/lead"), ("mid/", "/far"), ("/new", "/mid")] {
+        steadfs(["ln", "-s", text, &at(link)]).expect(0);
+    }
+    for path in ["/lead/", "/lead/.", "/far", "/mid//"] {
+        refused(&["touch", &at(path)], "no such file");
+        refused(&["truncate", "-s", "1", &at(path)], "no such file");
+    }
+    let listed = steadfs(["ls", &at("/")]).expect(0).out;
+    assert_eq!(listed, "far\nlead\nlost+found\nmid\n");
+    steadfs(["touch", &at("/mid")]).expect(0);
+    let listed = steadfs(["ls", &at("/")]).expect(0).out;
+    assert_eq!(listed, "far\nlead\nlost+found\nmid\nnew\n");
 }
 
 #[test]

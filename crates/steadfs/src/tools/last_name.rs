@@ -54,6 +54,25 @@ impl<'a, 'c> LastName<'a, 'c> {
         child(self.walk.fs, self.walk.cx, self.dir()?.ino(), &self.name)
     }
 
+    /// Where links at the name lead: another name, of which a file is there or can be made.
+    pub fn end(self) -> Result<Self> {
+        let mut at = self;
+        loop {
+            let found = match at.has_no_name() {
+                true => return Ok(at),
+                false => at.found(),
+            };
+            match found {
+                Ok(found) if found.attr().kind == FileKind::Symlink => {
+                    let target = at.walk.behind(&found)?;
+                    at = Self::at_end(at.walk, &target)?;
+                }
+                Ok(_) | Err(FsError::NotFound) => return Ok(at),
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
     fn is_root(&self) -> bool {
         self.name.is_empty()
     }

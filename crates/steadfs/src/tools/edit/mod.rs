@@ -114,24 +114,6 @@ impl<'a> Editor<'a> {
         })
     }
 
-    /// Where the links at `path` lead, which form no circle.
-    fn end_of_links(&self, path: &[u8], what: &'static str) -> Result<Spot<'a>> {
-        let mut at = path.to_vec();
-        loop {
-            let spot = self.spot(&at, what)?;
-            let is_link = |found: &&Held<'_>| found.attr().kind == FileKind::Symlink;
-            let Some(link) = spot.found.as_ref().filter(is_link) else {
-                return Ok(spot);
-            };
-            let target = self.fs.readlink(self.cx, link.ino());
-            let target = target.in_change(path, what)?;
-            at = match (target.first(), at.iter().rposition(|&byte| byte == b'/')) {
-                (Some(b'/'), _) | (_, None) => target,
-                (_, Some(slash)) => [&at[..=slash], &target].concat(),
-            };
-        }
-    }
-
     /// The file `name` of a directory, if there is one.
     fn there(&self, dir: &Held<'_>, name: &[u8]) -> Result<Option<Held<'a>>, FsError> {
         match super::walk::child(self.fs, self.cx, dir.ino(), name) {

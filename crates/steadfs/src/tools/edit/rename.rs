@@ -5,6 +5,7 @@ use std::collections::BTreeSet;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{FileKind, FsError, RenameFlags};
 
+use super::super::last_name::LastName;
 use super::super::replacing::make_over;
 use super::super::walk::{Held, is_of_dir, leads_to, resolve};
 use super::super::{Result, SAME_FILE, ToolError, join};
@@ -164,8 +165,10 @@ impl<'a> Editor<'a> {
         if there.attr().nlink < 2 || there.attr().kind == FileKind::Directory {
             return Ok(true);
         }
-        let end = self.end_of_links(path, what)?;
-        Ok((end.dir.ino(), &end.name) == (to.dir.ino(), &to.name))
+        let end = LastName::of(self.fs, self.cx, path).and_then(LastName::end);
+        let end = end.in_change(path, what)?;
+        let dir = end.dir().in_change(path, what)?;
+        Ok((dir.ino(), &end.name) == (to.dir.ino(), &to.name))
     }
 
     /// Makes links, as ln(1). Operands of hard links are paths; a link itself is linked, not where it leads.

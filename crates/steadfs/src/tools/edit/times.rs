@@ -3,7 +3,8 @@
 use steadfs_base::size;
 use steadfs_vfs::{FileKind, FsError, SetAttr, SetTime};
 
-use super::super::walk::{Held, is_of_dir, resolve};
+use super::super::last_name::LastName;
+use super::super::walk::{Held, resolve};
 use super::super::{Result, refused};
 use super::{Editor, InChange, NEW_FILE};
 
@@ -153,14 +154,15 @@ impl<'a> Editor<'a> {
             Err(FsError::NotFound) => {}
             found => return found.map(Some).in_change(path, what),
         }
-        let end = self.end_of_links(path, what)?;
-        if is_of_dir(&end.path) {
-            return Err(FsError::NotFound).in_change(path, what);
-        }
         let mode = FileKind::Regular.mode_bits() | NEW_FILE;
-        let made = fs
-            .mknod(cx, end.dir.ino(), &end.name, mode, 0)
-            .in_change(path, what)?;
+        let make = |dir: &Held<'_>, name: &[u8]| fs.mknod(cx, dir.ino(), name, mode, 0);
+        let made = LastName::of(fs, cx, path).and_then(|last| last.open(false, make));
+        let made = made.map_err(|error| match error {
+            // A slash behind a name that is missing.
+            FsError::IsDir => FsError::NotFound,
+            error => error,
+        });
+        let made = made.in_change(path, what)?;
         Ok(Some(Held::counted(fs, made)))
     }
 }
