@@ -300,6 +300,11 @@ fn a_link_does_not_replace_the_file_that_it_leads_to() {
     for wanted in ["second -> a\n", "twin -> no\n"] {
         assert!(listed.contains(wanted), "{wanted}: {listed}");
     }
+    // A text that is no path leads nowhere.
+    let long = at(&volume, "/long");
+    steadfs(["ln", "-s", &"x".repeat(300), &long]).expect(0);
+    cp(&["-d", &long, &file]);
+    cp(&["-d", &long, &second]);
     volume.check_clean();
 }
 

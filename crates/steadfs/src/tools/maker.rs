@@ -244,11 +244,7 @@ impl<'a> Maker<'a> {
             return Ok(());
         };
         let leads_there = |link| leads_to(self.fs, self.cx, link, found.attr());
-        let same = source.ino == found.ino()
-            || source
-                .link
-                .map_or(Ok(false), leads_there)
-                .on_volume(spot.path)?;
+        let same = source.ino == found.ino() || source.link.is_some_and(leads_there);
         match same {
             true => refused(spot.path, SAME_FILE),
             false => Ok(()),

@@ -190,16 +190,11 @@ pub fn resolve<'a>(fs: &'a dyn FileSystem, cx: &Cx, path: &[u8], follow: bool) -
     way(fs, cx, path, follow)?.pop().ok_or(FsError::NotFound)
 }
 
-/// Whether the symbolic link at `link` leads to the file with the attributes `file`, which is no link itself.
-pub(super) fn leads_to(fs: &dyn FileSystem, cx: &Cx, link: &[u8], file: &Attr) -> Result<bool> {
-    if file.kind == FileKind::Symlink {
-        return Ok(false);
-    }
-    match resolve(fs, cx, link, true) {
-        Ok(end) => Ok(end.ino() == file.ino),
-        Err(FsError::NotFound | FsError::NotDir | FsError::Loop) => Ok(false),
-        Err(error) => Err(error),
-    }
+/// Whether the symbolic link at `link` leads to the file with the attributes `file`, which is no link itself. As by cp(1), a
+/// link that cannot be followed leads elsewhere.
+pub(super) fn leads_to(fs: &dyn FileSystem, cx: &Cx, link: &[u8], file: &Attr) -> bool {
+    let is_it = |end: Held<'_>| end.ino() == file.ino;
+    file.kind != FileKind::Symlink && resolve(fs, cx, link, true).is_ok_and(is_it)
 }
 
 /// As [`resolve`], with all directories from the root to the file, which comes last.

@@ -159,7 +159,7 @@ impl<'a> Editor<'a> {
         there: &Held<'_>,
         what: &'static str,
     ) -> Result<bool> {
-        if !leads_to(self.fs, self.cx, path, there.attr()).in_change(path, what)? {
+        if !leads_to(self.fs, self.cx, path, there.attr()) {
             return Ok(false);
         }
         if there.attr().nlink < 2 || there.attr().kind == FileKind::Directory {
