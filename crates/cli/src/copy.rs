@@ -82,7 +82,7 @@ pub fn extract(args: &args::Extract) -> Result<(), Failure> {
         let options = options_to_host(options, &place, args.to_host);
         let (cx, from) = (owner_cx(), &place.path);
         if args.select.is_all() {
-            line.ends_after(|| amount_on_volume(fs, &cx, from));
+            line.ends_after(|| amount_on_volume(fs, &cx, from, true));
         }
         copy_out(fs, &cx, from, &to, options, selection, &mut line)
             .map_err(|error| failure(&error, &stop))
@@ -337,7 +337,9 @@ impl Job<'_> {
         let options = options_to_host(self.options, place, self.args.to_host);
         let (cx, from) = (owner_cx(), &place.path);
         if is_only {
-            self.line.ends_after(|| amount_on_volume(fs, &cx, from));
+            let follow = options.follow != Follow::Never;
+            self.line
+                .ends_after(|| amount_on_volume(fs, &cx, from, follow));
         }
         let (all, line) = (Selection::default(), &mut self.line);
         copy_out_linked(fs, &cx, from, &target, (options, firsts), all, line)

@@ -33,7 +33,7 @@ pub fn run(args: &args::Tar) -> Result<(), Failure> {
         let mut out = BufWriter::with_capacity(BUFFER, out);
         let cx = owner_cx();
         if args.select.is_all() {
-            line.ends_after(|| amount_on_volume(fs, &cx, &place.path));
+            line.ends_after(|| amount_on_volume(fs, &cx, &place.path, false));
         }
         let done = tar_out(
             fs,

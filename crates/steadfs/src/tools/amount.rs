@@ -11,6 +11,7 @@ use std::time::Duration;
 use steadfs_rt::{Instant, now};
 use steadfs_vfs::{Cx, FileSystem};
 
+use super::walk::resolve;
 use super::{DuOptions, Progress, ToolError, Usage};
 
 const LIMIT: Duration = Duration::from_secs(1);
@@ -30,8 +31,8 @@ impl Progress for Watch {
     }
 }
 
-/// The space in bytes that the tree at `path` takes on a volume.
-pub fn amount_on_volume(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Option<u64> {
+/// The space in bytes that the tree at `path` takes on a volume. If `path` is a link, it is followed only if `follow`.
+pub fn amount_on_volume(fs: &dyn FileSystem, cx: &Cx, path: &[u8], follow: bool) -> Option<u64> {
     let options = DuOptions {
         all: false,
         apparent: false,
@@ -40,7 +41,8 @@ pub fn amount_on_volume(fs: &dyn FileSystem, cx: &Cx, path: &[u8]) -> Option<u64
         count_links: false,
     };
     let mut usage = Usage::new(fs, cx, options, false);
-    let counted = usage.count(path, &mut Watch(now()), &mut |_, _| Ok(()));
+    let top = resolve(fs, cx, path, follow).ok()?;
+    let counted = usage.count_from((top, path), &mut Watch(now()), &mut |_, _| Ok(()));
     counted.ok().map(|()| usage.total)
 }
 

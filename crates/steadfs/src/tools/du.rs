@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use steadfs_base::InodeNo;
 use steadfs_vfs::{Attr, Cx, FileKind, FileSystem};
 
-use super::walk::resolve;
+use super::walk::{Held, resolve};
 use super::walker::{Visited, Visitor, visit};
 use super::{At, Progress, Result, ToolError};
 
@@ -69,8 +69,18 @@ impl<'u> Usage<'u> {
         progress: &mut dyn Progress,
         show: &mut dyn FnMut(&[u8], u64) -> Result<()>,
     ) -> Result<()> {
+        let top = resolve(self.fs, self.cx, path, false).on_volume(path)?;
+        self.count_from((top, path), progress, show)
+    }
+
+    /// As [`Usage::count`], of a file that was found at a path.
+    pub(super) fn count_from(
+        &mut self,
+        (top, path): (Held<'_>, &[u8]),
+        progress: &mut dyn Progress,
+        show: &mut dyn FnMut(&[u8], u64) -> Result<()>,
+    ) -> Result<()> {
         let (fs, cx) = (self.fs, self.cx);
-        let top = resolve(fs, cx, path, false).on_volume(path)?;
         let mut counter = Counter {
             usage: self,
             progress,
