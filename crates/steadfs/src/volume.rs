@@ -267,8 +267,6 @@ impl VolumeDevice {
         &self.options
     }
 
-    /// The device that the volume is on. The first call parses what its layers are, so the process has given up its rights
-    /// before.
     /// All requests fail from when `stop` returns true. A check reports the first of them, and is not to be trusted then.
     #[must_use]
     pub fn stopped_by(self, stop: Stop) -> Self {
@@ -276,6 +274,8 @@ impl VolumeDevice {
         Self { stop, ..self }
     }
 
+    /// The device that the volume is on. The first call parses what its layers are, so the process has given up its rights
+    /// before.
     pub(crate) fn device(&self) -> Result<Arc<dyn Device>, Error> {
         let top = self.layers.top(&self.options, &self.path);
         let top = top.map_err(|error| match error {
