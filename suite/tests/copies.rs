@@ -681,7 +681,28 @@ fn hard_links_are_kept_among_operands_of_another_image() {
         assert_eq!(found[0].ino(), found[1].ino(), "{folder}");
         assert_eq!(found[0].nlink(), 2, "{folder}");
     }
+    check_crossed(&ext4, &f2fs, &target);
     target.check_clean();
+}
+
+/// The hard links `a` and `b` of two images, of which each stands between those of the other.
+fn check_crossed(ext4: &Image, f2fs: &Image, target: &Image) {
+    for (old, new) in [("/a", "/x"), ("/b", "/y")] {
+        steadfs(["mv", &at(f2fs, old), &at(f2fs, new)]).expect(0);
+    }
+    let crossed = at(target, "/crossed");
+    steadfs(["mkdir", &crossed]).expect(0);
+    let operands = [
+        &at(ext4, "/a"),
+        &at(f2fs, "/x"),
+        &at(ext4, "/b"),
+        &at(f2fs, "/y"),
+    ];
+    let mut words = vec!["-a", "-t", &crossed];
+    words.extend(operands.map(String::as_str));
+    cp(&words);
+    let links = steadfs(["find", &crossed, "-type", "f", "-printf", "%n\\n"]);
+    assert_eq!(links.expect(0).out, "2\n2\n2\n2\n");
 }
 
 fn content_of(image: &Image, path: &str) -> String {

@@ -4,6 +4,7 @@
 //! stay what they are, and hard links among the operands are kept. It is closed behind the last one.
 
 use std::cell::RefCell;
+use std::collections::BTreeSet;
 use std::os::fd::AsFd;
 use std::path::Path;
 
@@ -85,7 +86,8 @@ impl Job<'_> {
         self.operands(sources, target, &mut firsts, None)
     }
 
-    /// Copies operands one after the other. A volume that is not open yet is opened up to the last operand on it.
+    /// Copies operands one after the other. A volume that is not open yet is opened up to the last operand on it,
+    /// and on those that are opened meanwhile.
     fn operands<'f>(
         &mut self,
         sources: &[Place],
@@ -113,8 +115,7 @@ impl Job<'_> {
                 }),
                 Ok(Found::Closed(access)) => {
                     let (image, args) = (&place.image, &self.args.open);
-                    let last = left.iter().rposition(|other| is_on(other, image, args));
-                    let last = last.unwrap_or_default();
+                    let last = self.last_beside(left, target, opened);
                     let mut copied = None;
                     let closed = with_volume(image, args, access, |fs| {
                         let opened = OpenImage {
@@ -137,6 +138,32 @@ impl Job<'_> {
             self.count(done)?;
         }
         Ok(())
+    }
+
+    /// The last of the operands that are copied while the volume of the first one is open: of it, and of each other volume that
+    /// is opened among them. So volumes whose operands cross are open together.
+    fn last_beside<'f>(
+        &self,
+        sources: &[Place],
+        target: Target<'f>,
+        opened: Option<&OpenImage<'_, 'f>>,
+    ) -> usize {
+        let args = &self.args.open;
+        let mut seen = BTreeSet::new();
+        let mut last = 0;
+        for (at, source) in sources.iter().enumerate() {
+            if at > last {
+                break;
+            }
+            if let Place::Volume(OnVolume { image, .. }) = source
+                && seen.insert(image)
+                && matches!(self.found(image, target, opened), Ok(Found::Closed(_)))
+            {
+                let behind = sources.iter().rposition(|other| is_on(other, image, args));
+                last = last.max(behind.unwrap_or_default());
+            }
+        }
+        last
     }
 
     /// The volume on an image.
