@@ -8,7 +8,7 @@ use steadfs::tools::{Accounts, Progress, ToolError, mode_string, owner_cx, print
 use steadfs_vfs::{FileKind, FileSystem};
 
 use crate::failure::Failure;
-use crate::output::print;
+use crate::output::{Unwritten, print};
 use crate::report::{complain, on_image};
 use crate::stderr;
 use crate::stop::Stop;
@@ -73,8 +73,7 @@ pub struct ChangeReporter<'r> {
     words: Words<'r>,
     stop: &'r Stop,
     accounts: Accounts,
-    /// Why standard output could not be written.
-    unwritten: Option<Failure>,
+    unwritten: Unwritten,
 }
 
 impl<'r> ChangeReporter<'r> {
@@ -88,11 +87,11 @@ impl<'r> ChangeReporter<'r> {
             words,
             stop,
             accounts,
-            unwritten: None,
+            unwritten: Unwritten::default(),
         }
     }
 
-    /// Why changes could not be printed. A closed pipe is no reason: they were made all the same.
+    /// Why changes could not be printed.
     pub fn take_unwritten(&mut self) -> Option<Failure> {
         self.unwritten.take()
     }
@@ -251,9 +250,7 @@ impl Progress for ChangeReporter<'_> {
             return;
         }
         if let Some(line) = self.line(change) {
-            let printed = print(|out| writeln!(out, "{line}"));
-            let failed = printed.err().filter(|failure| !failure.is_signal());
-            self.unwritten = self.unwritten.take().or(failed);
+            self.unwritten.add(print(|out| writeln!(out, "{line}")));
         }
     }
     fn confirm(&mut self, question: &Question<'_>) -> bool {

@@ -56,8 +56,7 @@ pub fn cp(args: &args::Cp) -> Result<(), Failure> {
         Place::Host(to) => job.out_of_volumes(&sources, to),
         Place::Stream => job.write_standard_output(&sources),
     };
-    job.line.done();
-    done.and_then(|()| end(job.total))
+    job.finish(done)
 }
 
 pub fn extract(args: &args::Extract) -> Result<(), Failure> {
@@ -218,8 +217,7 @@ pub fn into_open(
 ) -> Result<(), Failure> {
     let mut job = Job::new(args, stop.clone(), place);
     let done = job.all_into(sources, to);
-    job.line.done();
-    done.and_then(|()| end(job.total))
+    job.finish(done)
 }
 
 impl<'a> Job<'a> {
@@ -239,6 +237,14 @@ impl<'a> Job<'a> {
 }
 
 impl Job<'_> {
+    /// The result of all, after the operands.
+    fn finish(mut self, done: Result<(), Failure>) -> Result<(), Failure> {
+        let unwritten = self.line.take_unwritten();
+        self.line.done();
+        done.and_then(|()| end(self.total))?;
+        unwritten.map_or(Ok(()), Err)
+    }
+
     /// Adds the counts of one source's copy. A failed source does not end the others.
     fn count(&mut self, done: Result<Report, Failure>) -> Result<(), Failure> {
         match done {

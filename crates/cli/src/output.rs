@@ -30,6 +30,23 @@ fn failure(error: io::Error) -> Failure {
     }
 }
 
+/// Why reports of work that goes on could not be printed. A closed pipe is no reason: the work is done all the same.
+#[derive(Default)]
+pub struct Unwritten(Option<Failure>);
+
+impl Unwritten {
+    /// Keeps the first failure.
+    pub fn add(&mut self, printed: Result<(), Failure>) {
+        let failed = printed.err().filter(|failure| !failure.is_signal());
+        self.0 = self.0.take().or(failed);
+    }
+
+    /// The first failure.
+    pub fn take(&mut self) -> Option<Failure> {
+        self.0.take()
+    }
+}
+
 /// As [`print`], for work that takes signals: one ends the output also while the reader does not read.
 pub fn print_until(
     stop: Option<&Stop>,

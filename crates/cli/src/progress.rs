@@ -1,6 +1,6 @@
 //! Progress display on a terminal.
 
-use std::io::IsTerminal;
+use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -9,7 +9,8 @@ use steadfs::tools::{Progress, ToolError, printable, printable_text};
 
 use crate::changes::is_agreed;
 use crate::copy::words;
-use crate::output::print;
+use crate::failure::Failure;
+use crate::output::{Unwritten, print};
 use crate::stderr::say;
 use crate::stop::Stop;
 
@@ -28,6 +29,7 @@ pub struct Line {
     files: u64,
     stop: Option<Stop>,
     verbose: bool,
+    unwritten: Unwritten,
     /// What begins each error.
     place: String,
     begun: steadfs_rt::Instant,
@@ -82,6 +84,7 @@ impl Line {
             files: 0,
             stop: None,
             verbose: false,
+            unwritten: Unwritten::default(),
             place: String::new(),
             begun: steadfs_rt::now(),
             shown: false,
@@ -111,6 +114,11 @@ impl Line {
         self.bar.suspend(|| say(format_args!("steadfs: {message}")));
     }
 
+    /// Why copies could not be printed on standard output.
+    pub fn take_unwritten(&mut self) -> Option<Failure> {
+        self.unwritten.take()
+    }
+
     /// Removes the line.
     pub fn done(self) {
         self.bar.finish_and_clear();
@@ -128,10 +136,8 @@ impl Progress for Line {
         self.files += 1;
         if self.verbose {
             let names = (printable(source), printable(target));
-            // A closed pipe is no error of the copy.
-            let _ = self
-                .bar
-                .suspend(|| print(|out| writeln!(out, "'{}' -> '{}'", names.0, names.1)));
+            let line = |out: &mut dyn Write| writeln!(out, "'{}' -> '{}'", names.0, names.1);
+            self.unwritten.add(self.bar.suspend(|| print(line)));
         }
         if self.is_shown() {
             self.bar.set_prefix(self.files.to_string());

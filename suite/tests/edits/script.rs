@@ -63,6 +63,11 @@ fn output_that_cannot_be_written_is_an_error() {
             format!("edit {path} <<<'mkdir -v /never'"),
             "standard input:1: ",
         ),
+        (format!("cp -v /etc/hostname {path}:/made/"), ""),
+        (
+            format!("edit {path} <<<'cp -v /made/hostname /never'"),
+            "standard input:1: ",
+        ),
         ("--help".to_owned(), ""),
         ("ls --help".to_owned(), ""),
         ("--version".to_owned(), ""),
