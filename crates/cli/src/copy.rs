@@ -6,9 +6,9 @@ use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{ErrorKind, Seek, SeekFrom};
-use std::os::unix::ffi::OsStrExt;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use steadfs::Options;
 use steadfs::tools::{
@@ -190,6 +190,53 @@ fn volume_in(path: &Path, open: &args::offline::Open) -> Result<Option<String>, 
     }
 }
 
+/// An operand that is a file, in one spelling. The name is missing if the path ends in none, as in `DIR/.`.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Source {
+    /// The directory around the file, or the file if it has no name.
+    Host(HostFile, Option<Vec<u8>>),
+    Volume {
+        /// The file of the image.
+        file: PathBuf,
+        /// The last name of the image, which has the partition's.
+        image: Option<OsString>,
+        /// The names of the path.
+        path: Vec<Vec<u8>>,
+        name: Option<Vec<u8>>,
+    },
+}
+
+impl Source {
+    /// `None` of standard input, and of what is not there.
+    fn of(operand: &Place) -> Option<Self> {
+        let name = name_of(operand).map(<[u8]>::to_vec);
+        match operand {
+            Place::Stream => None,
+            Place::Host(path) => {
+                let around: &Path = match (&name, path.parent()) {
+                    (None, _) => path,
+                    (Some(_), None) => return None,
+                    (Some(_), Some(parent)) if parent.as_os_str().is_empty() => Path::new("."),
+                    (Some(_), Some(parent)) => parent,
+                };
+                let around = around.metadata().ok()?;
+                Some(Self::Host((around.dev(), around.ino()), name))
+            }
+            Place::Volume(OnVolume { image, path }) => {
+                let file = partition::file_of(image);
+                let names = path.split(|byte| *byte == b'/');
+                let names = names.filter(|name| !matches!(*name, b"" | b"."));
+                Some(Self::Volume {
+                    file: file.canonicalize().unwrap_or_else(|_| file.to_owned()),
+                    image: image.file_name().map(OsStr::to_owned),
+                    path: names.map(<[u8]>::to_vec).collect(),
+                    name,
+                })
+            }
+        }
+    }
+}
+
 /// One call of cp.
 struct Job<'a> {
     args: &'a args::Cp,
@@ -201,8 +248,8 @@ struct Job<'a> {
     made: BTreeSet<Vec<u8>>,
     /// Files created in it, if it ignores case.
     made_folded: BTreeSet<InodeNo>,
-    /// Operands so far.
-    sources: BTreeSet<Place>,
+    /// Operands that were copied.
+    sources: BTreeSet<Source>,
     total: Report,
     to_directory: bool,
 }
@@ -267,29 +314,36 @@ impl Job<'_> {
         }
     }
 
-    /// Whether an operand was named before. As by cp(1) it is copied once, with a warning.
-    fn repeats(&mut self, source: &Place) -> bool {
-        let repeated = *source != Place::Stream && !self.sources.insert(source.clone());
-        if repeated {
-            let shown = match source {
+    /// Copies an operand by `copy`, unless it was copied before. As by cp(1) that is a warning.
+    fn once(
+        &mut self,
+        operand: &Place,
+        copy: impl FnOnce(&mut Self) -> Result<Report, Failure>,
+    ) -> Result<Report, Failure> {
+        let source = Source::of(operand);
+        if source.as_ref().is_some_and(|it| self.sources.contains(it)) {
+            let shown = match operand {
                 Place::Volume(place) => {
                     format!("{}:{}", shown(&place.image), printable(&place.path))
                 }
                 Place::Host(path) => shown(path),
                 Place::Stream => "-".to_owned(),
             };
-            let why = "is specified more than once, and copied once";
+            let why = "is specified more than once";
             self.line.say(&format!("warning: source {shown} {why}"));
+            return Ok(Report::default());
         }
-        repeated
+        let report = copy(self)?;
+        self.sources.extend(source);
+        Ok(report)
     }
 
-    /// Records a name in the target directory.
-    fn take_name(&mut self, target: &[u8], is_dir: bool) -> Result<(), Failure> {
-        if self.made.insert(target.to_vec()) || is_dir {
-            return Ok(());
+    /// Refuses a name in the target directory that was taken before. It is to be taken when the copy is made.
+    fn check_name(&self, target: &[u8], is_dir: bool) -> Result<(), Failure> {
+        match is_dir || !self.made.contains(target) {
+            true => Ok(()),
+            false => Err(made_already(target)),
         }
-        Err(made_already(target))
     }
 
     fn out_of_volumes(&mut self, sources: &[Place], to: &Path) -> Result<(), Failure> {
@@ -305,7 +359,10 @@ impl Job<'_> {
                 for path in paths {
                     let image = image.clone();
                     let place = OnVolume { image, path };
-                    let done = self.one_out(fs, &place, to, (into, is_only), &mut firsts);
+                    let operand = Place::Volume(place.clone());
+                    let done = self.once(&operand, |job| {
+                        job.one_out(fs, &place, to, (into, is_only), &mut firsts)
+                    });
                     self.count(done)?;
                 }
                 Ok(Report::default())
@@ -324,9 +381,6 @@ impl Job<'_> {
         (into, is_only): (bool, bool),
         firsts: &mut FirstCopiesOut,
     ) -> Result<Report, Failure> {
-        if self.repeats(&Place::Volume(place.clone())) {
-            return Ok(Report::default());
-        }
         let target = match last_name(&place.path) {
             Some(name) if into => to.join(OsStr::from_bytes(name)),
             None if into => to.join("."),
@@ -334,7 +388,7 @@ impl Job<'_> {
         };
         self.spare_volume(&target)?;
         let is_dir = is_dir(fs, place, self.options.follow);
-        self.take_name(target.as_os_str().as_bytes(), is_dir)?;
+        self.check_name(target.as_os_str().as_bytes(), is_dir)?;
         let mut own = FirstCopiesOut::default();
         let firsts = match is_dir {
             true => &mut own,
@@ -348,8 +402,10 @@ impl Job<'_> {
                 .ends_after(|| amount_on_volume(fs, &cx, from, follow));
         }
         let (all, line) = (Selection::default(), &mut self.line);
-        copy_out_linked(fs, &cx, from, &target, (options, firsts), all, line)
-            .map_err(|error| failure(&error, &self.stop))
+        let done = copy_out_linked(fs, &cx, from, &target, (options, firsts), all, line);
+        let report = done.map_err(|error| failure(&error, &self.stop))?;
+        self.made.insert(target.into_os_string().into_vec());
+        Ok(report)
     }
 
     /// A volume is not overwritten by a file that the user may have meant to copy into it.

@@ -337,6 +337,11 @@ fn a_source_that_is_named_twice_is_copied_once() {
         &format!("$S cp -r a e b a a.img: 2>err && {warned}"),
         &format!("$S cp a.img:/a a.img:/a a.img:/b a.img:/e 2>err && {warned}"),
         &format!("$S cp a.img:/a a.img:/b a.img:/a out 2>err && {warned}"),
+        // In other spellings, too.
+        &format!("$S cp a d/../a ./b a.img: 2>err && {warned}"),
+        &format!("$S cp a.img:/a ./a.img://./a out 2>err && {warned}"),
+        "$S cp missing missing a.img: 2>err; test $? = 1 && test $(grep -c 'missing.*o such' err) = 2",
+        "$S cp a.img:/no a.img:/no out 2>err; test $? = 1 && test $(grep -c 'no.*o such' err) = 2",
         "test \"$($S ls a.img:/e | xargs)\" = 'a b' && test -f out/a && test -f out/b",
         // Another file of the same name is an error.
         "$S cp -f a d/a a.img: 2>err; test $? = 1 && grep -q 'not overwritten by another' err",

@@ -195,23 +195,22 @@ impl Job<'_> {
         target: Target<'_>,
         copy: impl FnOnce(&mut Self) -> Result<Report, Failure>,
     ) -> Result<Report, Failure> {
-        if self.repeats(source) {
-            return Ok(Report::default());
-        }
-        if !target.folded {
-            return copy(self);
-        }
-        let path = target_of(source, target);
-        let before = found(target.fs, &path);
-        if before.is_some_and(|ino| self.made_folded.contains(&ino)) {
-            return Err(made_already(&path));
-        }
-        let report = copy(self)?;
-        let spared = self.options.existing == Existing::Skip && before.is_some();
-        if !spared {
-            self.made_folded.extend(found(target.fs, &path));
-        }
-        Ok(report)
+        self.once(source, |job| {
+            if !target.folded {
+                return copy(job);
+            }
+            let path = target_of(source, target);
+            let before = found(target.fs, &path);
+            if before.is_some_and(|ino| job.made_folded.contains(&ino)) {
+                return Err(made_already(&path));
+            }
+            let report = copy(job)?;
+            let spared = job.options.existing == Existing::Skip && before.is_some();
+            if !spared {
+                job.made_folded.extend(found(target.fs, &path));
+            }
+            Ok(report)
+        })
     }
 
     /// Copies a file or tree of the host, or standard input.
@@ -238,14 +237,16 @@ impl Job<'_> {
             _ => path.metadata(),
         };
         let is_dir = found.is_ok_and(|found| found.is_dir());
-        self.take_name(&to, is_dir)?;
+        self.check_name(&to, is_dir)?;
         let mut own = FirstCopies::to(fs);
         let firsts = match is_dir {
             true => &mut own,
             false => &mut firsts.of_host,
         };
         let done = copy_in_linked(fs, &cx, path, &to, (options, firsts), &mut self.line);
-        done.map_err(|error| failure(&error, &self.stop))
+        let report = done.map_err(|error| failure(&error, &self.stop))?;
+        self.made.insert(to);
+        Ok(report)
     }
 
     /// Copies a file or tree of the open volume `from`, which is the image of `place`.
@@ -258,16 +259,18 @@ impl Job<'_> {
     ) -> Result<Report, Failure> {
         let to = target_of(&Place::Volume(place.clone()), target);
         let is_dir = is_dir(from, place, self.options.follow);
-        self.take_name(&to, is_dir)?;
+        self.check_name(&to, is_dir)?;
         let mut own = FirstCopies::to(target.fs);
         let firsts = match is_dir {
             true => &mut own,
             false => firsts,
         };
         let (cx, with) = (owner_cx(), (self.options, firsts));
-        let (from, to) = ((from, &place.path[..]), (target.fs, &to[..]));
-        copy_between_linked(from, to, &cx, with, &mut self.line)
-            .map_err(|error| failure(&error, &self.stop))
+        let (from, at) = ((from, &place.path[..]), (target.fs, &to[..]));
+        let done = copy_between_linked(from, at, &cx, with, &mut self.line);
+        let report = done.map_err(|error| failure(&error, &self.stop))?;
+        self.made.insert(to);
+        Ok(report)
     }
 }
 
