@@ -81,6 +81,9 @@ fn output_that_cannot_be_written_is_an_error() {
         // The directory was made, that of the script was not.
         assert_eq!(done, !command.starts_with("mkdir"), "{command}: {err}");
     }
+    // There is no place for the message.
+    let (done, err) = perform("$S --help >/dev/full 2>&1; test $? = 1", "", false);
+    assert!(done, "{err}");
     let listed = steadfs(["ls", path.to_string().as_str()]).expect(0).out;
     assert!(listed.contains("made\n"), "{listed}");
 }
