@@ -10,7 +10,7 @@ use super::offline::{Cp, Open};
 ///
 /// Each line of the script is a command: mkdir, rmdir, rm, mv, ln, chmod, chown, touch, truncate and cp as steadfs has them,
 /// with paths on the volume (without IMAGE:), and put, which is cp from the host. Nothing is asked: -i is refused. Words are
-/// quoted as in a shell; # begins a comment. Unquoted ; & | < > ( ) $ and backquotes are errors.
+/// quoted as in a shell; # begins a comment. Unquoted ; & | < > ( ) $, backquotes and {a,b} are errors.
 ///
 /// At the first line that fails, and after a signal, the volume is as before. So it is after a crash at any time before the
 /// end, and after the end it has all changes: they become one transaction of the journal, or one checkpoint of f2fs. Until

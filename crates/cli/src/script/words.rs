@@ -3,8 +3,8 @@
 //! **Rule.** Blanks divide words. Single quotes keep all that is in them, double quotes all but a backslash before `"`, `\`,
 //! `$` or a backquote, and a backslash keeps the next character. A `#` at the beginning of a word begins a comment. A
 //! backslash at the end of a line joins the next one. Nothing is expanded, so `~` is an ordinary character. The special characters
-//! of patterns that are quoted are ordinary ones, too. Operators of a shell that are not quoted, and `$` and backquotes that a
-//! shell would replace, are errors: as names they would hardly be meant.
+//! of patterns that are quoted are ordinary ones, too. Operators of a shell that are not quoted, `$` and backquotes that a
+//! shell would replace, and braces that it would expand are errors: as names they would hardly be meant.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -24,6 +24,8 @@ pub struct Line {
 #[derive(Default)]
 struct Word {
     bytes: Vec<u8>,
+    /// Those without quotes, with null bytes for the others.
+    unquoted: Vec<u8>,
     /// As a pattern: with a backslash before special characters that were quoted.
     pattern: Vec<u8>,
     /// Whether there are special characters without and with quotes.
@@ -38,6 +40,7 @@ const fn is_special(byte: u8) -> bool {
 impl Word {
     fn add(&mut self, byte: u8, is_quoted: bool) {
         self.bytes.push(byte);
+        self.unquoted.push(if is_quoted { 0 } else { byte });
         match (is_special(byte), is_quoted) {
             (true, true) => {
                 self.quoted = true;
@@ -49,7 +52,12 @@ impl Word {
         self.pattern.push(byte);
     }
 
-    fn end(self, line: &mut Line) {
+    fn end(self, line: &mut Line) -> Result<(), &'static str> {
+        if is_expanded(&self.unquoted) {
+            return Err(
+                "'{' and '}' are not expanded: name each file, or quote them if they are part of a name",
+            );
+        }
         let word = match self.plain && self.quoted {
             true => self.pattern,
             false => self.bytes,
@@ -59,7 +67,29 @@ impl Word {
             line.literal.insert(word.clone());
         }
         line.words.push(word);
+        Ok(())
     }
+}
+
+/// Whether a shell would make several words of one: braces stand around a comma or two dots.
+fn is_expanded(word: &[u8]) -> bool {
+    // Of the braces that are open, whether a separator stands in them.
+    let mut open: Vec<bool> = Vec::new();
+    let mut before = 0;
+    for byte in word.iter().copied() {
+        match (byte, open.last_mut()) {
+            (b'{', _) => open.push(false),
+            (b'}', Some(true)) => return true,
+            (b'}', _) => {
+                open.pop();
+            }
+            (b',', Some(separated)) => *separated = true,
+            (b'.', Some(separated)) if before == b'.' => *separated = true,
+            _ => {}
+        }
+        before = byte;
+    }
+    false
 }
 
 /// The commands of a script.
@@ -122,7 +152,7 @@ fn words(text: &[u8], number: usize) -> Result<Line, &'static str> {
         match byte {
             b' ' | b'\t' | b'\r' => {
                 if let Some(word) = word.take() {
-                    word.end(&mut line);
+                    word.end(&mut line)?;
                 }
             }
             b'#' if word.is_none() => break,
@@ -161,7 +191,7 @@ fn words(text: &[u8], number: usize) -> Result<Line, &'static str> {
         }
     }
     if let Some(word) = word {
-        word.end(&mut line);
+        word.end(&mut line)?;
     }
     Ok(line)
 }
@@ -195,6 +225,10 @@ mod tests {
             (
                 r#"x 'a;b' "c&d|e" f\>g "<()" '`'"#,
                 &[&["x", "a;b", "c&d|e", "f>g", "<()", "`"]],
+            ),
+            (
+                r"x {} {a},{b} '{a,b}' {a\,b} a,} {..",
+                &[&["x", "{}", "{a},{b}", "{a,b}", "{a,b}", "a,}", "{.."]],
             ),
             ("rm /a*'*'", &[&["rm", r"/a*\*"]]),
         ] {
@@ -230,6 +264,10 @@ mod tests {
             ("a $X", 1, "replaced"),
             ("a \"$X\"", 1, "replaced"),
             ("a `b`", 1, "replaced"),
+            ("mkdir /etc/{a,b}", 1, "expanded"),
+            ("touch a\ntouch f{1..9}", 2, "expanded"),
+            ("a {{b},c}", 1, "expanded"),
+            ("a {b{c,d}", 1, "expanded"),
         ] {
             let (line, said) = lines(text.as_bytes()).unwrap_err();
             assert_eq!(line, number, "{text:?}");
