@@ -371,7 +371,7 @@ fn messages_name_what_is_wrong_and_what_is_full() {
         ),
         (
             "$FULL && $S format -q -t ext2 full/b.img 64M && $S cp big full/b.img:/",
-            "the file system that holds the file is full: No space left",
+            "what stores it is full: No space left",
         ),
     ] {
         let line = line.replace("$FULL", full);

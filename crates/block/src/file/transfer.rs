@@ -82,7 +82,7 @@ impl TransferError {
         match self {
             Self::Errno(errno @ Errno::NOSPC) => {
                 let error = std::io::Error::from(*errno);
-                format!("the file system that holds the file is full: {error}")
+                format!("what stores it is full: {error}")
             }
             Self::Errno(errno) => std::io::Error::from(*errno).to_string(),
             Self::Ended => "the image file has been truncated".to_owned(),
