@@ -86,12 +86,34 @@ fn substitutions(command: &str) -> Vec<String> {
     found
 }
 
+/// The words of a command line of a shell, its operators among them, as words of a script.
+fn as_script(command: &str) -> String {
+    let mut quote = None;
+    let mut script = String::new();
+    for character in command.chars() {
+        match (quote, character) {
+            (None, '\'' | '"') => quote = Some(character),
+            (Some(open), _) if open == character => quote = None,
+            (None, ';') => script.push_str(" \\;"),
+            (None, '&' | '|' | '<' | '>' | '(' | ')' | '{') | (None | Some('"'), '$' | '`') => {
+                script.push('\\');
+            }
+            _ => {}
+        }
+        match (quote, character) {
+            (None, ';') => script.push(' '),
+            _ => script.push(character),
+        }
+    }
+    script
+}
+
 /// The calls of `steadfs` in a command line of a shell.
 fn calls(command: &str) -> Vec<Vec<OsString>> {
     let mut calls = Vec::new();
     for part in substitutions(command) {
-        let spaced = part.replace(';', " ; ");
-        let line = lines(spaced.as_bytes()).unwrap_or_else(|(_, why)| panic!("{command}: {why}"));
+        let script = as_script(&part);
+        let line = lines(script.as_bytes()).unwrap_or_else(|(_, why)| panic!("{command}: {why}"));
         let words = line.into_iter().flat_map(|line| line.words);
         let mut call: Option<Vec<OsString>> = None;
         let mut is_first = true;
