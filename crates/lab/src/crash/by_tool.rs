@@ -15,6 +15,11 @@ use crate::device::Image;
 /// removes the fast commits before it (`jbd2/fast_write.rs`).
 const NOT_REPLAYED: &str = "Invalid argument while recovering journal";
 
+/// What e2fsck 1.47 prints for a commit block whose checksum is not that of the whole block.
+const CORRUPT: &str = "was corrupt, replay was aborted";
+/// The unit in which devices tear blocks.
+const SECTOR: usize = 512;
+
 /// The result of a replay by the format's own tool.
 pub(super) enum Replay {
     /// The tool does not replay logs of this kind of volume.
@@ -42,7 +47,12 @@ pub(super) fn replayed_by_tool(
     let Some(tool) = subject.tool.filter(|_| replays != ToolReplay::Nothing) else {
         return Ok(Replay::Unasked);
     };
-    let repair = tool.repair(image, scratch)?;
+    let mut repair = tool.repair(image, scratch)?;
+    if repair.said.contains(CORRUPT)
+        && let Some(whole) = with_whole_commits(image)
+    {
+        repair = tool.repair(&whole, scratch)?;
+    }
     let said = &repair.said;
     if replays == ToolReplay::FastCommits && said.contains(NOT_REPLAYED) {
         return Ok(Replay::Refused);
@@ -68,6 +78,29 @@ pub(super) fn replayed_by_tool(
         ));
     }
     Ok(Replay::Done(Ok(())))
+}
+
+/// The image with commit blocks as they would be if the device had not torn them; `None` if it has torn none. Of a commit block
+/// only the first sector is not zero, so it is committed when that is there: for our recovery, and for Linux
+/// (`jbd2_commit_block_csum_verify_partial`). e2fsck 1.47 does not know that.
+fn with_whole_commits(image: &Image) -> Option<Image> {
+    const COMMIT: [u8; 8] = [0xc0, 0x3b, 0x39, 0x98, 0, 0, 0, 2];
+    let block_size = ext4::block_size(image)?;
+    let mut whole: Option<Image> = None;
+    let mut block = vec![0; block_size];
+    for offset in (0..image.size()).step_by(block_size) {
+        image.read(offset, &mut block[..COMMIT.len()]);
+        if block[..COMMIT.len()] != COMMIT {
+            continue;
+        }
+        image.read(offset, &mut block);
+        if block[SECTOR..].iter().any(|byte| *byte != 0) {
+            block[SECTOR..].fill(0);
+            let whole = whole.get_or_insert_with(|| image.clone());
+            whole.write(offset + SECTOR as u64, &block[SECTOR..]);
+        }
+    }
+    whole
 }
 
 fn differences(ours: &Observed, theirs: &Observed) -> Vec<String> {

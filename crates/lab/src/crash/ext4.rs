@@ -421,6 +421,11 @@ pub(super) fn has_errors(image: &Image) -> bool {
     superblock(image).is_some_and(|sb| sb.state() & STATE_ERROR != 0)
 }
 
+/// The size of blocks in bytes; `None` if there is no superblock.
+pub(super) fn block_size(image: &Image) -> Option<usize> {
+    Some(superblock(image)?.geometry().block_size.bytes())
+}
+
 /// Whether a log waits for its replay.
 pub(super) fn needs_recovery(image: &Image) -> bool {
     let incompat = superblock(image).map(|sb| sb.features().incompat);
