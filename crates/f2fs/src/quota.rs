@@ -101,10 +101,10 @@ impl QuotaState {
 
 impl F2fs {
     /// Opens the quota files, if the volume has any. Inodes are counted from here on. Quota files that cannot be used are
-    /// recorded, and nothing is counted: as in Linux they are no reason not to mount.
+    /// recorded, and nothing is counted.
     ///
     /// # Errors
-    /// The volume has aborted.
+    /// A device error: a later mount may be able to read them, and counts on.
     pub(crate) fn open_quota(&self) -> Result<()> {
         if self.quota.opened.get().is_some() || self.superblock.quota_inodes() == [None; 3] {
             return Ok(());
@@ -122,11 +122,6 @@ impl F2fs {
             }
             Err(error) if error.is_corruption() => {
                 self.quota_is_wrong(&error);
-                Ok(())
-            }
-            Err(error @ FsError::Io(_)) => {
-                tracing::error!(%error, "usage of quota is not counted until fsck.f2fs has counted it anew");
-                self.quota.is_wrong.store(true, Ordering::Release);
                 Ok(())
             }
             Err(error) => Err(error),

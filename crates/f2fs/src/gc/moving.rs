@@ -88,8 +88,8 @@ impl F2fs {
     }
 
     /// The result for one segment, node or file. One that contradicts itself stays where it is (`None`). So does one that
-    /// cannot be read, and cleaning of the section ends: it cannot become free, and the next block may be as slow to fail. It
-    /// is not chosen again soon. Either is no error of the caller, for whom other sections are cleaned.
+    /// cannot be read, and cleaning of the section ends: it cannot become free, and the next block may be as slow to fail. The
+    /// section is not chosen again soon. Either is no error of the caller, for whom other sections are cleaned.
     ///
     /// # Errors
     /// `NoSpace`: nothing else can be moved either. The volume has stopped.
@@ -108,6 +108,7 @@ impl F2fs {
         }
         outcome.left += 1;
         if error.is_corruption() {
+            self.segments().pin(section);
             self.record_corruption(&error);
             return Ok(None);
         }

@@ -223,7 +223,7 @@ fn large_sections_are_cleaned() {
     full_and_rewritten(&["-s", "4"], 512, "mode=lfs");
 }
 
-/// As in Linux: what GC cannot move stays where it is, and is nobody's error but of those who read it.
+/// As in Linux: what GC cannot move stays where it is, and only those who read it get the error.
 #[test]
 fn blocks_that_cannot_be_read_stay_and_others_are_cleaned() {
     simulated(21, || {
