@@ -260,7 +260,8 @@ impl Succession {
     fn has_failed(&mut self) -> bool {
         let in_time = |deadline| steadfs_rt::now() < deadline;
         let pause = PAUSES_MS.get(self.failed);
-        let pause = pause.filter(|_| self.deadline.is_none_or(in_time));
+        // The second one is always made: by the program of this process, if the first one was by another.
+        let pause = pause.filter(|_| self.failed == 0 || self.deadline.is_none_or(in_time));
         self.failed += 1;
         self.pause = Duration::from_millis(pause.copied().unwrap_or_default());
         pause.is_some()

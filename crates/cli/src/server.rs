@@ -25,6 +25,9 @@ use crate::{args, broker, kind, log, mount, sandbox, signals};
 pub const THREADS: usize = 16;
 /// Longest time that a successor waits for the locks of its predecessor: error handling of a device takes minutes.
 pub const LOCKS_TIME: Duration = Duration::from_secs(300);
+/// The same behind an unmount, when another program may use the volume: longer than the last requests of rings of a server
+/// that was killed usually take.
+const UNMOUNTED_LOCKS_TIME: Duration = Duration::from_millis(200);
 /// The wait for locks that is reported.
 const LOCKS_NOTICE: Duration = Duration::from_secs(5);
 /// The exit code of a contained server whose volume can only be read: the broker starts another one, with `ro`.
@@ -184,8 +187,12 @@ fn open_device_again(
             // It shall not be in the way of another mount.
             return Err(MountError::ConnectionEnded.into());
         }
+        let locks_time = match left.is_connected() {
+            true => LOCKS_TIME,
+            false => UNMOUNTED_LOCKS_TIME,
+        };
         match VolumeDevice::open_again(path, options, left.claimed) {
-            Err(Error::Open(error @ OpenError::Busy { .. })) if began.elapsed() < LOCKS_TIME => {
+            Err(Error::Open(error @ OpenError::Busy { .. })) if began.elapsed() < locks_time => {
                 if began.elapsed() > LOCKS_NOTICE && !std::mem::replace(&mut is_reported, true) {
                     tracing::warn!(%error, "waiting for what the last server had open");
                 }

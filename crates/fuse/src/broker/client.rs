@@ -42,7 +42,13 @@ impl TakenOver {
     /// Whether there is anything to continue: the mount, or what was acknowledged and may not be written.
     #[must_use]
     pub fn is_worth_continuing(&self) -> bool {
-        self.record.is_some() || !ends_within(&self.device, Duration::ZERO)
+        self.record.is_some() || self.is_connected()
+    }
+
+    /// Whether the mount exists.
+    #[must_use]
+    pub fn is_connected(&self) -> bool {
+        !ends_within(&self.device, Duration::ZERO)
     }
 }
 

@@ -149,15 +149,15 @@ impl Broker {
         self.record.is_some() || self.is_connected()
     }
 
-    /// The same after a pause, which ends early if nothing is left to continue.
+    /// The same after a pause, which ends early if nothing is left to continue. A record without a mount is worth an attempt
+    /// at once only: others may use and change the volume after the unmount, and it must not be restored over that.
     #[must_use]
     pub fn is_worth_continuing_after(&self, pause: Duration) -> bool {
-        match (&self.mounted, &self.record) {
-            (Some((_, device)), None) => !ends_within(device, pause),
-            _ => {
-                steadfs_rt::sleep(pause);
-                self.is_worth_continuing()
+        match &self.mounted {
+            Some((_, device)) => {
+                !ends_within(device, pause) || (self.record.is_some() && pause.is_zero())
             }
+            None => false,
         }
     }
 

@@ -341,7 +341,7 @@ fn of_a_mount_that_is_gone_only_a_record_is_continued() {
         drop(ours);
         let (broker, ended) = task.join();
         assert_eq!(broker.is_worth_continuing(), is_recorded);
-        // No pause is waited for in vain.
+        // No pause is waited for if nothing is left to continue.
         let pause = Duration::from_secs(if is_recorded { 0 } else { 600 });
         assert_eq!(broker.is_worth_continuing_after(pause), is_recorded);
         match is_recorded && !is_written {

@@ -57,7 +57,9 @@ impl Mounter for KernelMount {
     }
 
     fn detach(&self) -> bool {
-        if let Some(handle) = self.handle.lock().take()
+        // Without the lock: the unmount may wait for threads that ask for the handle.
+        let handle = self.handle.lock().take();
+        if let Some(handle) = handle
             && let Err(error) = handle.unmount(Unmount::Detach)
         {
             tracing::error!(%error, "cannot detach a mount that failed");

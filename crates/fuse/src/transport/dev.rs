@@ -77,7 +77,7 @@ impl PoolThreads {
     }
 
     /// Counts and starts another thread if fewer than `max` exist. If it is refused, the others continue. `follows`: whether
-    /// the requests that need a slot come to this pool.
+    /// this pool has the requests that need a slot.
     fn grow(
         &self,
         admission: &Admission,
