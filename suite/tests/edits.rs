@@ -102,7 +102,6 @@ const COMMANDS: &[&str] = &[
     "touch @/other",
     "ln -sf $(printf %0300d 2) @/other",
     "touch @/only",
-    "ln -srf @/only @/only",
     "ln @/only @/second",
     "ln -srf @/only @/second",
     "chmod 4755 @/f",

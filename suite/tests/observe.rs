@@ -238,6 +238,7 @@ fn waiting_requests_are_listed_with_their_steps() {
         let load = "while dd if=/dev/zero of=$0 bs=64k count=4 conv=fsync status=none; do :; done";
         let mut writers: Vec<_> = ["a", "b", "c"]
             .map(|name| {
+                File::create(mount.join(name)).unwrap();
                 let mut writer = Command::new("sh");
                 writer.args(["-c", load]).arg(mount.join(name));
                 writer.spawn().unwrap()

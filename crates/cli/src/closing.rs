@@ -66,7 +66,7 @@ impl Closing {
 
     /// Waits until the server has closed the image or device; returns whether this was seen. Does not wait for another
     /// server that mounts the volume again at once, or has it at another mount point. `has_ended`: the server had ended
-    /// before. Its last requests may still be on the way, but who holds the image for longer is another one.
+    /// before. Its last requests may still be on the way, but one that has the image for longer is another one.
     pub fn wait(self, has_ended: bool) -> Result<bool, Failure> {
         let source = self.mount.source.display();
         let Some(image) = &self.image else {

@@ -54,7 +54,7 @@ impl Ext4 {
         let minixdf = self.options.read().minixdf;
         let totals = self.alloc.totals();
         let sb = self.sb.lock();
-        // Whoever asks: they may ask for others.
+        // For every caller: one may ask for another.
         let reserved = sb.reserved_blocks();
         let overhead = if minixdf {
             0

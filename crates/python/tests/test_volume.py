@@ -777,7 +777,7 @@ class Ends(OnImage):
 
         def stopped(call, *words):
             came.clear()
-            signal.setitimer(signal.ITIMER_REAL, 0.03, 0.03)
+            signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
             try:
                 with self.assertRaises(KeyboardInterrupt):
                     call(*words)

@@ -110,13 +110,8 @@ impl<S: Read + Write> Client<S> {
     ) -> Result<T> {
         let mut arguments = Encoder::default();
         encode(&mut arguments);
-        if !frame::takes(arguments.0.len()) {
-            // Nothing is sent: the other calls go on.
-            return Err(match call {
-                Call::Setxattr | Call::Write => FsError::TooBig,
-                _ => FsError::NameTooLong,
-            });
-        }
+        // If it fails nothing is sent: the other calls go on.
+        frame::check(call, arguments.0.len())?;
         let mut connection = self.connection.lock();
         let reply = connection.ask(call, arguments).map_err(FsError::Stopped)?;
         let reply = Arc::new(reply);

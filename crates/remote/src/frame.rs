@@ -2,6 +2,9 @@
 
 use std::io::{self, Read, Write};
 
+use steadfs_vfs::{FsError, Result};
+
+use crate::Call;
 use crate::codec::Encoder;
 
 /// Longest content in bytes: a transfer of 1 MiB with its description, or a batch of names.
@@ -10,9 +13,13 @@ pub const LEN_MAX: usize = 4 << 20;
 /// Bytes of the length.
 const HEAD: usize = 4;
 
-/// Whether a frame takes a call whose arguments have this length.
-pub const fn takes(arguments: usize) -> bool {
-    arguments < LEN_MAX
+/// Fails for a call whose arguments are too long for a frame.
+pub fn check(call: Call, arguments: usize) -> Result<()> {
+    match (arguments < LEN_MAX, call) {
+        (true, _) => Ok(()),
+        (false, Call::Setxattr | Call::Write) => Err(FsError::TooBig),
+        (false, _) => Err(FsError::NameTooLong),
+    }
 }
 
 /// Appends a frame whose content `encode` appends. A frame that is too long is not appended.

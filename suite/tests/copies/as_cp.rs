@@ -291,7 +291,9 @@ fn a_link_does_not_replace_the_file_that_it_leads_to() {
     for text in ["a", "/a", "link", "./d/../a"] {
         refused(&["ln", "-sf", text, &file], "same file");
     }
-    refused(&["ln", "-sf", "../a", "d/a", &root], "same file");
+    for text in ["../a", "d/a"] {
+        refused(&["ln", "-sf", text, &root], "same file");
+    }
     assert_eq!(content(&volume, "/a"), "precious\n");
     // A link may take another link's place, and that of a file that it does not lead to.
     cp(&["-d", &link, &second]);

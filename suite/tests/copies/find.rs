@@ -9,7 +9,7 @@ cp /etc/passwd /etc/group etc/
 echo hi >a/f1; head -c 5000 /dev/zero >a/f5000; truncate -s 3M a/b/sparse; head -c 120000 /dev/urandom >a/b/big.bin
 touch a/b/c/none .hid/x 'sp ace/two  words'
 ln a/f1 a/b/hard; ln a/f1 many/hard2
-ln -s f1 a/l1; ln -s nowhere a/broken; ln -s b a/dirlink; ln -s circle a/circle
+ln -s f1 a/l1; ln -s nowhere a/broken; ln -s b a/dirlink
 mkfifo a/fifo; mknod a/chr c 5 300; mknod a/blk b 8 70000
 for i in $(seq 1 30); do
     head -c $((i * 97)) /dev/zero >many/File.$i
