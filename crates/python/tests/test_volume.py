@@ -777,7 +777,7 @@ class Ends(OnImage):
 
         def stopped(call, *words):
             came.clear()
-            signal.setitimer(signal.ITIMER_REAL, 0.002, 0.002)
+            signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
             try:
                 with self.assertRaises(KeyboardInterrupt):
                     call(*words)
@@ -787,7 +787,7 @@ class Ends(OnImage):
         image = self.folder / "image"
         before = signal.signal(signal.SIGALRM, stop)
         try:
-            stopped(steadfs.format, image, "1T", "ext4")
+            stopped(steadfs.format, image, "4T", "ext4")
             self.assertFalse(image.exists())
             steadfs.format(image, "1T", "ext4")
             stopped(steadfs.check, image)
